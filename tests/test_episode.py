@@ -523,7 +523,7 @@ async def post(session, url, body):
 
 def test_the_host_and_whoever_asks_say_what_a_timeout_earns():
     def narrowed(own, asked):
-        return LocalHost(streams.Streams(Naps()), always(saying("x")), own)._narrow(asked)
+        return LocalHost(streams.Streams(Naps()), always(saying("x")), own).narrow(asked)
 
     given = Limits(timeout_reward=0.0)
     assert narrowed(LATE, Limits(max_turns=3)) == Limits(timeout=0.2, timeout_reward=-0.5, max_turns=3)
@@ -539,8 +539,8 @@ def test_whoever_asks_can_only_narrow_the_limits_of_a_host():
     host = LocalHost(streams.Streams(Naps()), always(saying("x")), own)
     wider = Limits(max_turns=5, timeout=9.0, max_tool_calls=17)
     tighter = Limits(max_turns=3, timeout=7.0, max_tool_calls=15, timeout_reward=-1.0)
-    assert host._narrow(wider) == host._narrow(Limits()) == own
-    assert host._narrow(tighter) == tighter
+    assert host.narrow(wider) == host.narrow(Limits()) == own
+    assert host.narrow(tighter) == tighter
 
 
 class Silent(Environment):

@@ -380,11 +380,11 @@ def test_streams_over_a_generator_share_a_reader_while_they_are_near_each_other(
         for number in range(200, 300):  # the task was read too long ago
             assert (await host.sample(stream="b")).idx == number
             assert (await host.sample(stream="c")).idx == number
-        apart, readers = Large.copies, len(host.streams._readers)
+        apart, readers = Large.copies, len(host.streams.readers)
         for stream in "bcd":  # which catch up
             for _ in range(KEPT):
                 await host.sample(stream=stream)
         assert (await host.sample(stream="d")).idx == KEPT + 200
-        return near, apart, readers, Large.copies, len(host.streams._readers)
+        return near, apart, readers, Large.copies, len(host.streams.readers)
 
     assert run(draw()) == (0, 1, 2, 2, 1)

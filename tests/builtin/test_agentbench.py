@@ -90,7 +90,7 @@ def test_os_tasks_ask_for_a_checkout():
     ],
 )
 def test_other_tasks_are_found_in_the_config_that_has_them(checkout, name, found):
-    spec, _ = load_taskset(f"agentbench:{name}", {"taskset.root": str(checkout)})._find_class()
+    spec, _ = load_taskset(f"agentbench:{name}", {"taskset.root": str(checkout)}).find_class()
     assert spec.endswith(f".{found}")
 
 
@@ -101,15 +101,15 @@ def test_a_dev_that_the_config_lacks_is_its_std_with_the_samples_beside(checkout
     (checkout / file).parent.mkdir(parents=True)
     (checkout / file).write_text("[]")
     taskset = load_taskset(f"agentbench:{name}", {"taskset.root": str(checkout)})
-    module, parameters = taskset._find_class()
-    standard, _ = load_taskset(f"agentbench:{name[:-4]}-std", {"taskset.root": str(checkout)})._find_class()
+    module, parameters = taskset.find_class()
+    standard, _ = load_taskset(f"agentbench:{name[:-4]}-std", {"taskset.root": str(checkout)}).find_class()
     assert module == standard
     assert (parameters["name"], parameters["data_file"], parameters["max_round"]) == (name, file, 15)
 
 
 def test_a_name_that_a_checkout_no_longer_has_says_which_it_has(checkout):
     with raises_code("unknown-name", "dbbench-std"):
-        load_taskset("agentbench:dbbench-dev", {"taskset.root": str(checkout)})._find_class()
+        load_taskset("agentbench:dbbench-dev", {"taskset.root": str(checkout)}).find_class()
 
 
 @pytest.mark.parametrize("name", ["dbbench-dev", "kg-dev", "kg-std", "alfworld-env_train", "webshop-std"])
@@ -134,7 +134,7 @@ def test_rows_of_a_checkouts_own_code_run_it_only_where_this_user_built_them(che
     monkeypatch.chdir(checkout)
     scorer = describe_taskset(load_taskset("agentbench:cg-std", {"taskset.root": "."}))
     monkeypatch.chdir("/")
-    assert taskset_of(scorer)._find_class() == ("src.server.tasks.card_game.CardGame", {"test_time": 5})
+    assert taskset_of(scorer).find_class() == ("src.server.tasks.card_game.CardGame", {"test_time": 5})
     taskset_of.cache_clear()
     monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(checkout / "another"))
     with raises_code("untrusted-code", "--trust", "TREETUNE_TRUST=1"):

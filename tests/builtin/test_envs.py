@@ -336,11 +336,11 @@ class TestText2Sql:
             play(ask(self.UNINTERRUPTIBLE), "<think>t</think><solution>SELECT 1</solution>")
 
     def test_a_sort_has_a_limit_of_memory_and_writes_no_files(self, ask, monkeypatch, tmp_path):
-        monkeypatch.setattr(text2sql, "_workers", WorkerPool(str(small_worker(tmp_path)), "SQLite", "", ("-I", "-S")))
+        monkeypatch.setattr(text2sql, "workers", WorkerPool(str(small_worker(tmp_path)), "SQLite", "", ("-I", "-S")))
         monkeypatch.setenv("SQLITE_TMPDIR", str(tmp_path))
         (step,) = play(ask(), f"<sql>{self.SORT}</sql>")
         assert "over 16 MB of memory" in shown(step)
-        workers = text2sql._workers.idle[os.getpid()]
+        workers = text2sql.workers.idle[os.getpid()]
         assert len(workers) == 1  # it goes on
         assert "temp" not in " ".join(map(os.readlink, Path(f"/proc/{workers[0].pid}/fd").iterdir()))
 
@@ -351,8 +351,8 @@ class TestText2Sql:
             "task = Task(prompt='?', env_class='text2sql', reward_spec={'ground_truth': 'SELECT 1'},"
             " extra_info={'db_path': sys.argv[1]})\n"
             "environment = make('text2sql', task)\n"
-            "from treetune.tasksets.text2sql import _workers\n"
-            f"print(*(one.pid for many in _workers.idle.values() for one in many), flush=True)\n{end}\n"
+            "from treetune.tasksets.text2sql import workers\n"
+            f"print(*(one.pid for many in workers.idle.values() for one in many), flush=True)\n{end}\n"
         )
         ran = subprocess.run([sys.executable, "-c", code, database], capture_output=True, text=True)
         (pid,) = ran.stdout.split()
@@ -834,7 +834,7 @@ class TestMathVerify:
     def test_a_worker_that_is_killed_is_replaced(self):
         pytest.importorskip("math_verify")
         assert self.reward("\\sqrt{8}", "2\\sqrt{2}") == 1.0
-        for worker in math_verifier._workers().idle[os.getpid()]:
+        for worker in math_verifier.workers().idle[os.getpid()]:
             worker.kill()
             worker.wait()
         assert [self.reward("\\sqrt{8}", f"{2 * n}\\sqrt{{2}}/{n}") for n in range(2, 8)] == [1.0] * 6

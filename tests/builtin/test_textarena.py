@@ -184,7 +184,7 @@ def test_a_game_that_hangs_is_told_to_the_others(monkeypatch):
 
     task = taskset()[0]
     monkeypatch.setattr(textarena_game, "WAIT_SECONDS", 0.05)
-    with textarena_game._busy, pytest.raises(EnvironmentFault, match="has not returned"):
+    with textarena_game.busy, pytest.raises(EnvironmentFault, match="has not returned"):
         make("textarena", task).start()
 
 
@@ -257,7 +257,7 @@ def test_a_random_opponent_plays_to_the_end_by_the_rules(game):
         for _ in range(200):
             # The policy keeps to the rules too, else it would only be seen how it loses.
             offers = [move for text in reversed(seen) for move in BRACKETS.findall(text)]
-            move = next(move for move in rng.sample(offers, len(offers)) if environment._game.allows(move))
+            move = next(move for move in rng.sample(offers, len(offers)) if environment.game.allows(move))
             step = environment.step(Action.of(move))
             seen.append(step.observation.content)
             if step.done:

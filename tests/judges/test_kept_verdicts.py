@@ -18,7 +18,7 @@ def cache(tmp_path, monkeypatch):
     for prompt in ("old", "new"):
         kept.keep(prompt, "VERDICT", Usage())
     day = time.time() - 10 * 86400
-    os.utime(kept._path("old"), (day, day))
+    os.utime(kept.path_of("old"), (day, day))
     return kept
 
 

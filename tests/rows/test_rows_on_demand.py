@@ -55,7 +55,7 @@ def test_only_a_few_row_groups_are_kept(file, monkeypatch):
     rows = ParquetRows(file)
     for number in (0, 55, 199, 3):
         rows[number]
-        assert len(rows._groups) == 1
+        assert len(rows.groups) == 1
 
 
 def test_a_row_that_was_changed_is_not_given_again(file):
@@ -113,7 +113,7 @@ def test_a_dataset_task_is_no_table_in_memory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     taskset = load_taskset("tasks.yaml")
     assert [taskset[position].ground_truth for position in (0, 4999, 2500)] == ["0", "4999", "2500"]
-    (kept,) = taskset._rows._groups.values()
+    (kept,) = taskset._rows.groups.values()
     assert kept.num_rows <= 2000
 
 

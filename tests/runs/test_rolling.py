@@ -121,7 +121,7 @@ def test_another_taskset_or_a_second_writer_is_refused(tmp_path):
 
 
 def test_a_disk_that_is_too_slow_costs_traces_and_no_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("treetune.runs.rolling._MOST_WAITING_BYTES", 5000)
+    monkeypatch.setattr("treetune.runs.rolling.MOST_WAITING_BYTES", 5000)
     traces = RollingRun(tmp_path, described(), 1 << 30)
     monkeypatch.setattr(traces, "_write", lambda: None)
     for number in range(20):

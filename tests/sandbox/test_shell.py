@@ -588,7 +588,7 @@ async def _busy_until_killed(marker, say):
 def test_garbage_instead_of_an_answer_ends_the_sandbox_and_nothing_else(root):
     async def garbage():
         async with await Shell.open() as shell:
-            shell._runtime.reader.feed_data(b'{"size": 99999999999}\n')
+            shell.runtime.reader.feed_data(b'{"size": 99999999999}\n')
             result = await shell.execute("true")
             return result, shell.alive
 

@@ -76,7 +76,7 @@ def test_a_client_that_vanishes_leaves_no_container_running(socket, busy):
             if busy:
                 commands.append(asyncio.create_task(shell.execute("sleep 1000", seconds=1000)))
                 await asyncio.sleep(0.5)
-            await shell._runtime.stream.close()
+            await shell.runtime.stream.close()
             for _ in range(200):
                 if not engine.running:
                     break
@@ -130,7 +130,7 @@ def test_a_real_engine_runs_shells_and_keeps_none():
         await shell.execute("setsid sleep 1000 &")
         busy = asyncio.create_task(shell.execute("sleep 1000", seconds=1000))
         await asyncio.sleep(0.5)
-        await shell._runtime.stream.close()  # as if this process had been killed
+        await shell.runtime.stream.close()  # as if this process had been killed
         async with asyncio.timeout(60):
             while await containers():  # noqa: ASYNC110
                 await asyncio.sleep(0.1)

@@ -497,7 +497,7 @@ def test_bodies_under_way_have_a_common_bound(monkeypatch):
                 writer.write(_body(2 << 20) + b" " * (1 << 20))
                 await writer.drain()
                 streams.append((reader, writer))
-            await until(lambda: process_limits._used >= 2 << 20)
+            await until(lambda: process_limits.used >= 2 << 20)
             refused = await _raw(client.http.address, _body(2 << 20) + b" " * ((2 << 20) - 2) + b"{}")
             small = await client.post("start", {})
             for _, writer in streams:
@@ -505,7 +505,7 @@ def test_bodies_under_way_have_a_common_bound(monkeypatch):
             answers = [await reader.read(4096) for reader, _ in streams[:1]]
             for _, writer in streams:
                 writer.close()
-            await until(lambda: not process_limits._used)
+            await until(lambda: not process_limits.used)
             again = await _raw(client.http.address, _body(2 << 20) + b" " * ((2 << 20) - 2) + b"{}")
             return refused, small[0], answers, again
 
@@ -536,7 +536,7 @@ def test_messages_of_websockets_that_are_arriving_count_too(monkeypatch):
                 while await asyncio.wait_for(reader.read(65536), 20):
                     pass
             writer.close()
-            await until(lambda: not process_limits._used)
+            await until(lambda: not process_limits.used)
             return await client.get("/api/health")
 
     assert run(play())[0] == 200

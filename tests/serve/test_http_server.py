@@ -430,14 +430,14 @@ def test_a_killed_worker_is_told_of_at_once_and_replaced():
     async def ask():
         async with playing(Talking(), workers=2) as client:
             ids = [await client.begun() for _ in range(200)]
-            members = client.server.host.workers._members.values()
+            members = client.server.host.workers.members.values()
             victim = next(iter(members))
             lost = set(list(victim.episodes)[:20])  # those that were stepped
             await asyncio.gather(*(client.step(id, "hello", 0) for id in lost))
             under_way = asyncio.create_task(client.step(next(iter(lost)), "die", 1))
             told = await under_way
             after = await asyncio.gather(*(client.step(id, "hello", int(id in lost)) for id in ids))
-            await until(lambda: sum(member.ready for member in client.server.host.workers._members.values()) == 2)
+            await until(lambda: sum(member.ready for member in client.server.host.workers.members.values()) == 2)
             return ids, lost, told, after, len(client.http.live), (await client.post("start"))[0]
 
     ids, lost, told, after, live, start = run(ask())

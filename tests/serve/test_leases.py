@@ -28,7 +28,7 @@ class Clock:
 
 
 def stop_clock(streams):
-    clock = streams.pending._clock = Clock()
+    clock = streams.pending.clock = Clock()
     return clock
 
 
@@ -119,7 +119,7 @@ def test_a_lease_holds_while_its_client_waits_for_the_rollout():
             await until(lambda: pending.work)
             for _ in range(3):
                 clock.now += 0.4
-                await until(lambda: list(pending._expires.values()) == [clock.now + 0.6])
+                await until(lambda: list(pending.expires.values()) == [clock.now + 0.6])
             ended.set()
             trace = await rollout
             await until(lambda: not out(server))
@@ -298,7 +298,7 @@ def test_in_process():
 
 
 def test_top_and_prometheus_show_what_is_out():
-    from treetune.cli.servers import _make_table
+    from treetune.cli.servers import make_servers_table
 
     async def look():
         async with serving(Numbers(), lease=LEASE) as server, EnvClient(server.address) as client:
@@ -307,7 +307,7 @@ def test_top_and_prometheus_show_what_is_out():
             return stats, server.metrics.render().decode()
 
     stats, shown = run(look())
-    table = _make_table("tcp://here", stats, stats)
+    table = make_servers_table("tcp://here", stats, stats)
     cells = [str(cell) for column in table.columns for cell in column.cells]
     assert "1 task; 0 expired and were handed out again" in cells
     assert "treetune_leases 1.0" in shown

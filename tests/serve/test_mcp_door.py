@@ -218,7 +218,7 @@ def test_what_does_not_go_with_standard_output_is_refused(treetune, shop, option
 
 def test_what_vanished_clients_leave_is_forgotten(monkeypatch):
     """Over HTTP nobody says that a client is gone: its episodes end by themselves."""
-    monkeypatch.setattr("treetune.serve.mcp_door._MANY_ENDED", 4)
+    monkeypatch.setattr("treetune.serve.mcp_door.MANY_ENDED", 4)
 
     class Stays(Taskset):
         def load_tasks(self):

@@ -12,7 +12,7 @@ from serving import run, until
 
 from treetune import Environment, Step, Task, Taskset
 from treetune.serve.openenv.ors import events_of
-from treetune.serve.openenv.ors_taskset import _read_events
+from treetune.serve.openenv.ors_taskset import read_events
 
 MINE = {"X-Session-ID": "mine"}
 
@@ -22,7 +22,7 @@ async def call(client, name, input, headers=MINE, env="echoes", task_id=None):
     body = {"name": name, "input": input} | ({"task_id": task_id} if task_id is not None else {})
     async with client.session.post(f"{client.door.address}/{env}/call", json=body, headers=headers) as reply:
         assert reply.headers["content-type"] == "text/event-stream", await reply.text()
-        return list(_read_events(await reply.text()))
+        return list(read_events(await reply.text()))
 
 
 async def result(client, name, input, **options):
@@ -188,7 +188,7 @@ def test_a_ping_counts_as_a_step_of_its_episode():
 
 def test_a_long_result_comes_in_chunks_none_of_which_begins_with_a_space():
     text = json.dumps({"ok": True, "text": ("word \u00a0 " * 5000)}, ensure_ascii=False)
-    events = list(_read_events(b"".join(events_of(text)).decode()))
+    events = list(read_events(b"".join(events_of(text)).decode()))
     assert [event for event, _ in events][-2:] == ["chunk", "end"]
     assert "".join(data for _, data in events) == text
     assert not any(data[0].isspace() for _, data in events)

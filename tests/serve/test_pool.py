@@ -201,9 +201,9 @@ def test_a_worker_that_cannot_be_understood_is_replaced_and_its_work_done(said):
         async with serving(Slow(), workers=1) as server, EnvClient(server.address) as client:
             tasks = [await client.sample() for _ in range(50)]
             rollout = asyncio.create_task(client.run_rollout(tasks[49]))
-            (member,) = server.host.workers._members.values()
+            (member,) = server.host.workers.members.values()
             await until(lambda: member.calls)
-            server.host.workers._take_batch([[member.identity, said]])
+            server.host.workers.take_batch([[member.identity, said]])
             return (await rollout).reward, server.host.workers.replaced
 
     assert run(garble()) == (1.0, 1)

@@ -122,7 +122,7 @@ def test_what_a_worker_leaves_undone_when_it_ends_is_done_by_another(marks):
         async with serving(HangsOnce(), workers=2) as server, EnvClient(server.address) as client:
             running = asyncio.create_task(client.run_rollout(await client.sample()))
             await until((marks / "begun-0").exists)
-            for member in server.host.workers._members.values():
+            for member in server.host.workers.members.values():
                 if member.calls:
                     member.messages.put(b"end")  # as one does that lost its broker, or is let go
             return await running
@@ -418,7 +418,7 @@ def test_a_task_that_has_ended_a_worker_is_started_again_on_one_of_its_own(marks
             # What ends well there may be with others again.
             third = (await asyncio.to_thread(start_of, server, 7))["episode_id"]
             ended = await asyncio.to_thread(step_of, server, third, "stop")
-            return apart, dead, alive, ended, dict(server.host.workers._suspected)
+            return apart, dead, alive, ended, dict(server.host.workers.suspected)
 
     apart, dead, alive, ended, suspected = run(play())
     assert apart

@@ -243,7 +243,7 @@ def test_draws_are_pruned_also_by_servers_that_live_briefly(tmp_path):
     for start in range(0, KEPT_DRAWS + 6_000, 2_000):
         numbers = range(start, start + 2000)
         store.commit({"": StreamState(0)}, [(b"%d" % number, b"", "", number, None, 0) for number in numbers])
-        store._since_pruned = 0  # as if it began anew
+        store.since_pruned = 0  # as if it began anew
     kept = store.draws()
     store.close()
     assert len(kept) == KEPT_DRAWS

@@ -176,7 +176,7 @@ async def check_killed_worker(start: Start, folder) -> None:
             tasks = [await client.sample() for _ in range(30)]
             runs = asyncio.gather(*(client.run_rollout(task) for task in tasks))
             await asyncio.sleep(0.05)
-            members = server.host.workers._members
+            members = server.host.workers.members
             os.kill(next(iter(members.values())).handle.pid, signal.SIGKILL)
             await soon(runs, "every rollout is answered")
             await soon(until(lambda: server.host.stats()["workers"] == 2), "the pool is whole again")
@@ -186,7 +186,7 @@ async def check_killed_worker(start: Start, folder) -> None:
 
 class Forgetful(WorkerPool):
     def _remove(self, member, how):
-        self._members.pop(member.identity, None)
+        self.members.pop(member.identity, None)
 
 
 class ForgetfulPool(EnvServerPool):
@@ -286,7 +286,7 @@ async def check_cancelled(start: Start, folder) -> None:
 class Deaf(EnvServerPool):
     async def _start(self):
         await super()._start()
-        for member in self.host.workers._members.values():
+        for member in self.host.workers.members.values():
             put = member.messages.put
             member.messages.put = lambda *said, put=put: put(*said) if said[0] != b"stop" else None
 

@@ -328,11 +328,11 @@ def test_a_register_that_was_restarted_knows_the_servers_again(monkeypatch):
         await server.start()
         register = open_register(server.url)
         async with stay_registered(register, entry()):
-            await until(lambda: bool(server._known))
+            await until(lambda: bool(server.known))
             await server.stop()
             again = RegisterServer(server.url, Access())
             await again.start()
-            await until(lambda: bool(again._known))
+            await until(lambda: bool(again.known))
             assert [seen.entry for seen in await register.entries()] == [entry()]
         assert await register.entries() == []
         await again.stop()
@@ -363,11 +363,11 @@ def test_the_register_takes_nothing_without_its_token_and_nothing_large(monkeypa
         with pytest.raises(Denied):
             await open_register(server.url).entries()
         with raises_code("failed", "422"):
-            await good._ask("POST", "/api/servers", dict, {"id": "x"})
+            await good.ask("POST", "/api/servers", dict, {"id": "x"})
         with raises_code("failed", "413"):
-            await good._ask("POST", "/api/servers", dict, {"id": "x", "name": "y" * 100_000})
+            await good.ask("POST", "/api/servers", dict, {"id": "x", "name": "y" * 100_000})
         with raises_code("failed", "404"):
-            await good._ask("GET", "/../../etc/passwd", dict)
+            await good.ask("GET", "/../../etc/passwd", dict)
         monkeypatch.setattr("treetune.serve.register.MOST_ENTRIES", 2)
         for id in ("a", "b", "a"):
             await good.announce(entry(id))

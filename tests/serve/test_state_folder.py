@@ -12,7 +12,7 @@ from serving import Numbers, Raw, run, served, serving
 
 from treetune.errors import ResumeError, StorageError, TreetuneError, UsageError
 from treetune.serve.access import load_signing_key
-from treetune.serve.store import Store, _pack_commits
+from treetune.serve.store import Store, pack_commits
 
 KILLED, STOPPED = "killed", "stopped"
 
@@ -125,14 +125,14 @@ DAMAGES = {
     "a count with one wrong byte": (STOPPED, rewrite("commits", flip), "differs from what was written"),
     "an older count": (
         STOPPED,
-        rewrite("commits", lambda data: _pack_commits(data[:8], 1)),
+        rewrite("commits", lambda data: pack_commits(data[:8], 1)),
         "the file commits is older",
     ),
     "another program's": (STOPPED, foreign, "another program"),
     "an older version's": (STOPPED, change("PRAGMA user_version=2"), "another version of treetune"),
     "a later version's": (STOPPED, change("PRAGMA user_version=9"), "another version of treetune"),
     "a lost cursor": (STOPPED, change("DELETE FROM cursors"), "are missing"),
-    "another state's count": (STOPPED, rewrite("commits", _pack_commits(bytes(8), 9)), "belong to different states"),
+    "another state's count": (STOPPED, rewrite("commits", pack_commits(bytes(8), 9)), "belong to different states"),
     "a folder as the count": (STOPPED, make_folder("commits"), "the file commits is missing"),
     "no key": (STOPPED, change("DELETE FROM facts WHERE name = 'key'"), "the signing key is missing"),
     "another key": (

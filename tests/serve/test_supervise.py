@@ -98,7 +98,7 @@ READY = "import os, time; os.write(int(os.environ['TREETUNE_SUPERVISED']), b'{}\
 
 def supervise_program(program, max_crashes=2):
     supervisor = Supervisor([], max_crashes, lambda found: None)
-    supervisor._command = [sys.executable, "-c", program]
+    supervisor.command = [sys.executable, "-c", program]
     return supervisor.run()
 
 

@@ -224,7 +224,7 @@ def test_large_frames_that_are_arriving_have_a_common_bound(monkeypatch):
     async def send():
         async with serving(Numbers()) as server, EnvClient(server.address) as client:
             cut = await asyncio.to_thread(say, server.address)
-            return cut, (await client.sample()).idx, process_limits._used
+            return cut, (await client.sample()).idx, process_limits.used
 
     assert run(send()) == (True, 0, 0)
 

@@ -270,4 +270,4 @@ class Raw:
 
 
 def pids(server):
-    return [member.handle.pid for member in server.host.workers._members.values()]
+    return [member.handle.pid for member in server.host.workers.members.values()]

@@ -53,19 +53,19 @@ def top_command(
             if json:
                 return print_json(before)
             if once or not screen.is_terminal:
-                return screen.print(_make_table(address, before, before))
-            with Live(_make_table(address, before, before), console=screen, screen=True) as live:
+                return screen.print(make_servers_table(address, before, before))
+            with Live(make_servers_table(address, before, before), console=screen, screen=True) as live:
                 while True:
                     await asyncio.sleep(every)
                     now = await served.stats()
-                    live.update(_make_table(address, now, before))
+                    live.update(make_servers_table(address, now, before))
                     before = now
 
     asyncio.run(watch())
     return 0
 
 
-def _make_table(address: str, now: dict[str, Any], before: dict[str, Any]) -> Table:
+def make_servers_table(address: str, now: dict[str, Any], before: dict[str, Any]) -> Table:
     """The figures of a server, with rates since the previous ones."""
     seconds = now["uptime"] - before["uptime"]
     rows = [

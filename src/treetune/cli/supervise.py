@@ -64,7 +64,7 @@ def supervise(
 
 class Supervisor:
     def __init__(self, arguments: list[str], max_crashes: int, on_ready: Callable[[dict[str, Any]], None]) -> None:
-        self._command = [sys.executable, "-P", "-m", "treetune", *arguments]
+        self.command = [sys.executable, "-P", "-m", "treetune", *arguments]
         self._max_crashes, self._on_ready = max_crashes, on_ready
         self._child: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
@@ -114,7 +114,7 @@ class Supervisor:
         reading, writing = os.pipe()
         # In its own process group: Ctrl-C reaches only this process, which forwards it once.
         self._child = child = subprocess.Popen(
-            self._command,
+            self.command,
             stderr=subprocess.PIPE,
             pass_fds=[writing],
             start_new_session=True,

@@ -121,7 +121,7 @@ class LocalHost:
 
         async def score(traces: list[Trace]) -> None:
             if self.taskset.scores_group_of(task):
-                await score_together(self.taskset, task, traces, self._narrow(options.get("limits")))
+                await score_together(self.taskset, task, traces, self.narrow(options.get("limits")))
 
         with self._leased(task, options) as played:
             run = run_plan(plan, self._player(task, options), score, self._drop, self.counts)
@@ -161,7 +161,7 @@ class LocalHost:
             weights.reach(check_version(version))
         if (most := options.get("max_staleness")) is not None:
             Staleness(most, options.get("stale", "cut"))  # raises before any rollout begins
-        limits, sampling = self._narrow(options.get("limits")), options.get("sampling")
+        limits, sampling = self.narrow(options.get("limits")), options.get("sampling")
         occurrence, attempt = options.get("occurrence", 0), options.get("attempt", 0)
 
         async def play(rollout: int) -> Trace:
@@ -291,7 +291,7 @@ class LocalHost:
         finally:
             del self._requests[request]
 
-    def _narrow(self, asked: Limits | None) -> Limits:
+    def narrow(self, asked: Limits | None) -> Limits:
         """The limits of a request, narrowed to the host's own. The timeout reward is never raised, or a client could
         end every rollout at once and earn the reward of a right answer."""
         own = self._limits

@@ -69,14 +69,14 @@ class Pending(msgspec.Struct, frozen=True):
 class PendingDraws:
     def __init__(self, clock: Callable[[], float] = time.monotonic, tries: int = DRAW_TRIES) -> None:
         """`tries` is how often the task of a draw may fail, while others succeed, before it is skipped."""
-        self._clock, self.tries = clock, tries
+        self.clock, self.tries = clock, tries
         self.retries = Retries(clock)
         self._all: dict[Key, Pending] = {}
         self.due: dict[str, list[int]] = {}
         """Indices to hand out, by stream, as heaps. Some may be finished by now."""
         self.making: dict[Key, Draw] = {}
         """The draws whose tasks are being made."""
-        self._expires: dict[Key, float] = {}
+        self.expires: dict[Key, float] = {}
         """When leases expire. This is not saved: after a restart each lease runs for its full duration again."""
         self._leases: dict[tuple[bytes, int], list[Key]] = {}
         """Leases by holder and task."""
@@ -93,7 +93,7 @@ class PendingDraws:
     @property
     def leased(self) -> int:
         """The number of leased tasks."""
-        return len(self._expires)
+        return len(self.expires)
 
     # Making a task
 
@@ -207,19 +207,19 @@ class PendingDraws:
         return True
 
     def renew(self, key: Key, seconds: float | None = None) -> None:
-        if key in self._expires:
+        if key in self.expires:
             if seconds is not None and seconds != self._all[key].seconds:
                 self._all[key] = msgspec.structs.replace(self._all[key], seconds=seconds)
                 self._note(key)
-            self._expires[key] = self._clock() + self._all[key].seconds
+            self.expires[key] = self.clock() + self._all[key].seconds
 
     def finish(self, key: Key) -> None:
-        if key in self._expires:
+        if key in self.expires:
             self._put(key, None)
 
     def begin_work(self, key: Key, name: Hashable) -> None:
         """Record that a request or episode of this name uses a leased task."""
-        if key in self._expires:
+        if key in self.expires:
             self.work.setdefault(key, set()).add(name)
             self._lease_of[name] = key
             self.renew(key)
@@ -249,9 +249,9 @@ class PendingDraws:
 
     def expire(self) -> list[Hashable]:
         """Hand out again what was neither finished nor renewed; return the names of the work on it."""
-        now = self._clock()
+        now = self.clock()
         work: list[Hashable] = []
-        for key in [key for key, expires in self._expires.items() if expires <= now]:
+        for key in [key for key, expires in self.expires.items() if expires <= now]:
             work += self.work.get(key, ())
             self._give_out_again(key)
         return work
@@ -292,7 +292,7 @@ class PendingDraws:
             return
         self._all[key] = found
         if found.seconds:
-            self._expires[key] = self._clock() + found.seconds
+            self.expires[key] = self.clock() + found.seconds
             self._leases.setdefault((found.holder, found.task), []).append(key)
         elif key not in self.making:
             heappush(self.due.setdefault(key[0], []), key[1])
@@ -302,7 +302,7 @@ class PendingDraws:
             self.changed.add(key)
 
     def _forget_lease(self, key: Key, lease: Pending) -> None:
-        del self._expires[key]
+        del self.expires[key]
         of_task = self._leases[lease.holder, lease.task]
         of_task.remove(key)
         if not of_task:
@@ -337,7 +337,7 @@ class _Failure(NamedTuple):
 
 class Retries:
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+        self.clock = clock
         self.failed: dict[Key, _Failure] = {}
         """The draws that failed and are not finished."""
         self._made = 0
@@ -348,7 +348,7 @@ class Retries:
     def fail(self, key: Key, problem: str) -> bool:
         """Record a failure. Returns whether it counts against the index; it does not if no draw has succeeded since the
         last failure of this one."""
-        now, before = self._clock(), self.failed.get(key)
+        now, before = self.clock(), self.failed.get(key)
         counts = before is None or before.made < self._made
         if (before is None or not counts) and (not self._rounds or now >= self._next_round):
             self._rounds += 1
@@ -382,7 +382,7 @@ class Retries:
         at = self._next_round if self._rounds else 0.0
         if (failure := self.failed.get(key)) is not None:
             at = max(at, failure.at + _wait(failure.number))
-        return max(0.0, at - self._clock())
+        return max(0.0, at - self.clock())
 
 
 def _wait(number: int) -> float:

@@ -30,7 +30,7 @@ from treetune.system.threads import call
 T = TypeVar("T")
 _MOST_ABORTS = 30
 """How often in a row a model server may abort a call before the rollout fails."""
-_LONGEST_WAIT = 5.0
+LONGEST_WAIT = 5.0
 NO_LOGPROBS = "sampling.logprobs was requested, but the model returned none"
 
 
@@ -264,7 +264,7 @@ class Rollout:
             if weights is not None:
                 weights.counts["aborted_calls"] += 1
             if weights is None or not weights.paused:
-                await with_deadline(asyncio.sleep(min(_LONGEST_WAIT, 0.05 * 2**number)), self._limits, self._until)
+                await with_deadline(asyncio.sleep(min(LONGEST_WAIT, 0.05 * 2**number)), self._limits, self._until)
         raise PolicyError(
             f"the server of {self._policy.name} aborted {_MOST_ABORTS} calls in a row",
             remedy="pause the task server while the weights change: client.pause(), client.resume(version)",

@@ -101,7 +101,7 @@ class Streams:
         self._streams: dict[str, _Stream] = {}
         self._slow = 0
         """How many recent tasks were slow to make, minus those that were not."""
-        self._readers: list[Reader] = []
+        self.readers: list[Reader] = []
         """The readers of a generator. Streams at nearby positions share one."""
 
     def load(self) -> None:
@@ -289,7 +289,7 @@ class Streams:
         """The reader of a stream. A generator only goes forward, so a stream far from the others reads a copy of the
         taskset."""
         stream = self.open(name)
-        near = next((reader for reader in self._readers if reader.reaches(index)), None)
+        near = next((reader for reader in self.readers if reader.reaches(index)), None)
         if near is not None and near is stream.reader:
             return near
         used = [other.reader for other in self._streams.values() if other is not stream]
@@ -297,7 +297,7 @@ class Streams:
             alone = stream.reader is not None and stream.reader not in used
             near = stream.reader if alone and stream.reader is not None else self._new_reader(name, used)
         stream.reader = near
-        self._readers = [reader for reader in self._readers if reader is near or reader in used]
+        self.readers = [reader for reader in self.readers if reader is near or reader in used]
         return near
 
     def _new_reader(self, name: str, used: Sequence[Reader | None]) -> Reader:
@@ -309,7 +309,7 @@ class Streams:
             except Exception as error:
                 problem = f"{taskset.name} is only a generator and cannot be copied for a second stream: {error}"
                 raise TasksetError(problem, remedy="use one stream, or write task_at(index)") from error
-        self._readers.append(reader := Reader(taskset, self.pending.tries))
+        self.readers.append(reader := Reader(taskset, self.pending.tries))
         return reader
 
 

@@ -25,7 +25,7 @@ from treetune.runs.folder import TRACES, Described, RunFolder
 
 log = logging.getLogger("treetune.serve")
 EARLIER = "earlier"
-_MOST_WAITING_BYTES = 64 << 20
+MOST_WAITING_BYTES = 64 << 20
 """The maximum size in bytes of traces that wait for a slow disk; further traces are lost."""
 _MOST_AT_ONCE = 1 << 20
 _LAST_SECONDS = 10.0
@@ -67,7 +67,7 @@ class RollingRun:
             self._writer = threading.Thread(target=self._write, name="treetune traces", daemon=True)
             self._writer.start()
         with self._lock:
-            full = self._waiting_bytes + len(line) > _MOST_WAITING_BYTES
+            full = self._waiting_bytes + len(line) > MOST_WAITING_BYTES
             if not full:
                 self._waiting_bytes += len(line)
         if not line:

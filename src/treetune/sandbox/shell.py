@@ -39,7 +39,7 @@ class SandboxGone(TreetuneError, code="sandbox-ended"):
 
 class Shell:
     def __init__(self, runtime: Runtime, limits: SandboxLimits) -> None:
-        self._runtime, self.limits = runtime, limits
+        self.runtime, self.limits = runtime, limits
         self._lock = asyncio.Lock()
         self._closing: asyncio.Future[None] | None = None
         self._ended: Ended | None = None
@@ -112,12 +112,12 @@ class Shell:
         async with self._lock:
             if not self.alive:
                 raise SandboxGone("the sandbox has ended", remedy="open another")
-            return Shell(await self._runtime.copy(self.limits), self.limits)
+            return Shell(await self.runtime.copy(self.limits), self.limits)
 
     async def close(self) -> None:
         """End everything in the sandbox and wait until it is gone. May be called again."""
         if self._closing is None:
-            self._closing = asyncio.ensure_future(self._runtime.close())
+            self._closing = asyncio.ensure_future(self.runtime.close())
         await asyncio.shield(self._closing)
 
     async def __aenter__(self) -> Self:
@@ -164,13 +164,13 @@ class Shell:
             try:
                 async with asyncio.timeout(seconds + GRACE_SECONDS):
                     packed = marshal.dumps({**request, "size": len(content)}, MARSHAL)
-                    await self._runtime.write(len(packed).to_bytes(4, "big") + packed + content)
-                    while "partial" in (answer := await receive(self._runtime.reader))[0]:
+                    await self.runtime.write(len(packed).to_bytes(4, "big") + packed + content)
+                    while "partial" in (answer := await receive(self.runtime.reader))[0]:
                         if watch is not None:
                             watch(answer[1])
                     return answer
             except (OSError, EOFError, ValueError, TimeoutError):
-                self._ended = Ended.MEMORY if self._runtime.exceeds_memory() else Ended.KILLED
+                self._ended = Ended.MEMORY if self.runtime.exceeds_memory() else Ended.KILLED
                 await self.close()
                 return {}, b""
             except asyncio.CancelledError:

@@ -37,7 +37,7 @@ from treetune.system.folders import read_version
 SESSION_HEADER = "mcp-session-id"
 _STDIO = "stdio"
 _MOST_BYTES = 8 << 20
-_MANY_ENDED = 256
+MANY_ENDED = 256
 log = logging.getLogger("treetune.serve")
 INSTRUCTIONS = (
     "Tasks to solve. `start` begins a task and returns its prompt; then call the tools that it offers, or `answer`. "
@@ -258,7 +258,7 @@ class McpDoor(Door):
     def _forget_ended(self) -> None:
         """Removes ended episodes once there are many."""
         live = self.server.host.episodes.live
-        if len(self._episodes) > 2 * self.terms.live + _MANY_ENDED:
+        if len(self._episodes) > 2 * self.terms.live + MANY_ENDED:
             self._episodes = {session: one for session, one in self._episodes.items() if one.episode in live}
 
     def _forget(self, episode: str) -> None:

@@ -23,7 +23,7 @@ RESERVED = 64
 _WARN_SECONDS = 60.0
 
 log = logging.getLogger("treetune.serve")
-_used = 0
+used = 0
 _warned = -_WARN_SECONDS
 
 
@@ -37,18 +37,18 @@ class Holding:
 
     def add(self, size: int) -> bool:
         """Adds `size` bytes. Returns False if the total would exceed the limit."""
-        global _used
-        if _used + size > MOST_BYTES:
+        global used
+        if used + size > MOST_BYTES:
             return False
-        _used += size
+        used += size
         self.bytes += size
         return True
 
     def release(self, size: int | None = None) -> None:
         """Releases some of the memory, or all of it."""
-        global _used
+        global used
         size = self.bytes if size is None else size
-        _used -= size
+        used -= size
         self.bytes -= size
 
 

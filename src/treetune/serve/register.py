@@ -223,15 +223,15 @@ class RemoteRegister:
         HttpTransport(url)  # raises an error that explains a bad address
 
     async def announce(self, entry: ServerEntry) -> None:
-        await self._ask("POST", "/api/servers", dict, entry)
+        await self.ask("POST", "/api/servers", dict, entry)
 
     async def withdraw(self, id: str) -> None:
-        await self._ask("DELETE", f"/api/servers/{id}", dict)
+        await self.ask("DELETE", f"/api/servers/{id}", dict)
 
     async def entries(self) -> list[RegisteredServer]:
-        return _sort((await self._ask("GET", "/api/servers", _Listing)).servers[:MOST_ENTRIES])
+        return _sort((await self.ask("GET", "/api/servers", _Listing)).servers[:MOST_ENTRIES])
 
-    async def _ask(self, method: str, path: str, kind: type[R], body: object = None) -> R:
+    async def ask(self, method: str, path: str, kind: type[R], body: object = None) -> R:
         async with HttpTransport(self.place, self._token) as transport:
             return (await transport.ask(method, path, body, timeout=_ASK_SECONDS)).read(kind)
 
@@ -247,7 +247,7 @@ class RegisterServer:
         from treetune.serve.http.asgi import JsonApp, Route  # only a register needs it
         from treetune.serve.http.listener import HttpListener
 
-        self._known: dict[str, tuple[ServerEntry, float]] = {}
+        self.known: dict[str, tuple[ServerEntry, float]] = {}
         self._listener = HttpListener(address, access)
         routes = [
             Route("GET", "/api/health", self._health, needs_token=False),
@@ -269,23 +269,23 @@ class RegisterServer:
     async def _list(self, request: HttpRequest) -> bytes:
         self._forget_old()
         now = time.monotonic()
-        return encode(_Listing([RegisteredServer(entry, now - at) for entry, at in self._known.values()]))
+        return encode(_Listing([RegisteredServer(entry, now - at) for entry, at in self.known.values()]))
 
     async def _announce(self, request: HttpRequest) -> bytes:
         entry = read_body(ServerEntry, request.body)
         self._forget_old()
-        if entry.id not in self._known and len(self._known) >= MOST_ENTRIES:
+        if entry.id not in self.known and len(self.known) >= MOST_ENTRIES:
             raise HttpError(429, "busy", f"{MOST_ENTRIES} servers are registered, which is the maximum")
-        self._known[entry.id] = (entry, time.monotonic())
+        self.known[entry.id] = (entry, time.monotonic())
         return b"{}"
 
     async def _withdraw(self, request: HttpRequest) -> bytes:
-        self._known.pop(request.path.rpartition("/")[2], None)
+        self.known.pop(request.path.rpartition("/")[2], None)
         return b"{}"
 
     def _forget_old(self) -> None:
         oldest = time.monotonic() - FORGET_SECONDS
-        self._known = {id: known for id, known in self._known.items() if known[1] >= oldest}
+        self.known = {id: known for id, known in self.known.items() if known[1] >= oldest}
 
 
 # Health of the servers

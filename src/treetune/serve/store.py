@@ -74,7 +74,7 @@ class Store:
         self._path, self._commits_path = folder / "server.sqlite", folder / "commits"
         self._commits, self._commits_file = 0, -1
         self._lock = FileLock(str(folder / ".lock"))
-        self._since_pruned = 0
+        self.since_pruned = 0
         self._db: sqlite3.Connection | None = None
         try:
             with self._readable():
@@ -133,7 +133,7 @@ class Store:
 
     def _read_commits(self) -> tuple[bytes, int]:
         data = self._commits_path.read_bytes() if self._commits_path.is_file() else b""
-        if len(data) != _COMMITS.size or data != _pack_commits(*_COMMITS.unpack(data)[:2]):
+        if len(data) != _COMMITS.size or data != pack_commits(*_COMMITS.unpack(data)[:2]):
             raise self._damaged("the file commits is missing, or differs from what was written")
         owner, number, _ = _COMMITS.unpack(data)
         return owner, number
@@ -150,7 +150,7 @@ class Store:
         db.execute(f"PRAGMA application_id={_PROGRAM}")
         db.execute(f"PRAGMA user_version={_FORMAT}")
         db.close()
-        self._commits_path.write_bytes(_pack_commits(_hash(key), 0))
+        self._commits_path.write_bytes(pack_commits(_hash(key), 0))
         new.rename(self._path)
 
     def _check_tables(self, db: sqlite3.Connection) -> None:
@@ -229,8 +229,8 @@ class Store:
             db.execute("DELETE FROM cursors WHERE next = 0 AND curriculum IS NULL")  # as if they had never existed
             if draws:
                 db.executemany(_INSERT_DRAW, draws)
-                self._since_pruned += len(draws)
-                if self._since_pruned >= _PRUNE_EVERY:
+                self.since_pruned += len(draws)
+                if self.since_pruned >= _PRUNE_EVERY:
                     self._prune()
             for (stream, index), draw in (pending or {}).items():
                 if draw is None:
@@ -242,7 +242,7 @@ class Store:
                 given["commits"] = number.to_bytes(8, "big")
             if given:
                 db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", given.items())
-            os.pwrite(self._commits_file, _pack_commits(self._owner, number), 0)
+            os.pwrite(self._commits_file, pack_commits(self._owner, number), 0)
             db.execute("COMMIT")
             self._commits = number
         except (sqlite3.Error, OSError) as error:
@@ -267,7 +267,7 @@ class Store:
         return self._db
 
     def _prune(self) -> None:
-        self._since_pruned = 0
+        self.since_pruned = 0
         self._database.execute("DELETE FROM draws WHERE number <= (SELECT max(number) FROM draws) - ?", (KEPT_DRAWS,))
 
     def _rows(self, columns: str, table: str) -> list[Any]:
@@ -280,7 +280,7 @@ class Store:
         return row[0] if row is not None else None
 
 
-def _pack_commits(owner: bytes, number: int) -> bytes:
+def pack_commits(owner: bytes, number: int) -> bytes:
     return _COMMITS.pack(owner, number, zlib.crc32(owner + number.to_bytes(8, "big")))
 
 

@@ -54,11 +54,11 @@ def compare(truth: str, answer: str) -> bool:
     from treetune.system.time_limit import CLOCK_FACTOR
 
     require_math_verify()
-    return _workers().ask([truth, answer, SECONDS, CLOCK_FACTOR * SECONDS], 1) == [True]
+    return workers().ask([truth, answer, SECONDS, CLOCK_FACTOR * SECONDS], 1) == [True]
 
 
 @cache
-def _workers() -> WorkerPool:
+def workers() -> WorkerPool:
     from treetune.system.processes import WorkerPool  # here, because a worker needs nothing of Treetune
 
     return WorkerPool(__file__, "math-verify", "pip install --force-reinstall math-verify")

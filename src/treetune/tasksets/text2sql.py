@@ -112,7 +112,7 @@ class Text2SqlEnvironment(TurnEnvironment):
     def _ask(self, count: int, **request: Any) -> list[list[Any]]:
         """Return the result of each statement. If the worker ended during a statement, a limit stopped it."""
         request |= {"file": str(self._file), "clock_seconds": CLOCK_FACTOR * request["seconds"]}
-        replies: list[list[Any]] = _workers.ask(request, count)
+        replies: list[list[Any]] = workers.ask(request, count)
         for ended, why in replies:
             if ended == "broken":
                 remedy = "give a complete, readable SQLite file that no other program uses"
@@ -121,7 +121,7 @@ class Text2SqlEnvironment(TurnEnvironment):
         return [*replies, *([stopped] * (count - len(replies)))]
 
 
-_workers = WorkerPool(sql_worker.__file__, "SQLite", "install a Python with sqlite3", ("-I", "-S"))
+workers = WorkerPool(sql_worker.__file__, "SQLite", "install a Python with sqlite3", ("-I", "-S"))
 
 
 def find_database(task: Task) -> Path:

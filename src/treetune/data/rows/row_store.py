@@ -213,7 +213,7 @@ class ParquetRows:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._lock = threading.Lock()
-        self._groups: OrderedDict[int, pa.RecordBatch] = OrderedDict()
+        self.groups: OrderedDict[int, pa.RecordBatch] = OrderedDict()
         self._next = 0
         self._ahead: dict[int, Row] = {}
         """Rows that were built together with an earlier row. Each is returned once, because callers may change its
@@ -256,13 +256,13 @@ class ParquetRows:
             return arrow_rows(self._group(group).slice(number - first, count))
 
     def _group(self, number: int) -> pa.RecordBatch:
-        if number not in self._groups:
+        if number not in self.groups:
             table = self._file.read_row_group(number, use_threads=False).combine_chunks()
-            self._groups[number] = table.replace_schema_metadata(self._file.metadata.metadata).to_batches()[0]
-        self._groups.move_to_end(number)
-        while len(self._groups) > 1 and sum(group.nbytes for group in self._groups.values()) > KEPT:
-            self._groups.popitem(last=False)
-        return self._groups[number]
+            self.groups[number] = table.replace_schema_metadata(self._file.metadata.metadata).to_batches()[0]
+        self.groups.move_to_end(number)
+        while len(self.groups) > 1 and sum(group.nbytes for group in self.groups.values()) > KEPT:
+            self.groups.popitem(last=False)
+        return self.groups[number]
 
 
 @contextmanager

@@ -270,17 +270,17 @@ class VerdictCache:
 
     def find(self, prompt: str) -> Said | None:
         with suppress(OSError, msgspec.MsgspecError):  # missing or damaged: ask the judge again
-            return msgspec.json.decode(self._path(prompt).read_bytes(), type=Said)
+            return msgspec.json.decode(self.path_of(prompt).read_bytes(), type=Said)
         return None
 
     def keep(self, prompt: str, answer: str, usage: Usage) -> None:
-        path = self._path(prompt)
+        path = self.path_of(prompt)
         said = Said(judge=self._judge, prompt=prompt, answer=answer, usage=usage)
         with suppress(OSError):  # with a full disk, the verdict is still returned
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, msgspec.json.encode(said))
 
-    def _path(self, prompt: str) -> Path:
+    def path_of(self, prompt: str) -> Path:
         key = digest([self._judge, prompt], 20)
         return self.folder / key[:2] / f"{key[2:]}.json"
 

@@ -84,7 +84,7 @@ class OrsClient(HttpTransport):
         if not reply.good:
             raise reply.error()
         parts: list[str] = []
-        for event, data in _read_events(reply.body.decode(errors="replace")):
+        for event, data in read_events(reply.body.decode(errors="replace")):
             if event == "error":
                 raise ServeError(f"{reply.url} failed: {data or 'it gave no reason'}")
             if event in ("chunk", "end"):
@@ -141,7 +141,7 @@ class OrsClientSession:
                 await self._client.get("POST", "/delete", {}, self.id)
 
 
-def _read_events(text: str) -> Iterator[tuple[str, str]]:
+def read_events(text: str) -> Iterator[tuple[str, str]]:
     for block in text.replace("\r\n", "\n").split("\n\n"):
         event, data = "", []
         for line in block.split("\n"):

@@ -103,7 +103,7 @@ class Worker:
     async def run(self) -> None:
         socket = new_socket(zmq.DEALER, identity=self._spec.identity)
         connect(socket, self._spec.address, self._spec.server_key)
-        self._socket = LoopSocket(socket, self._take_batch)
+        self._socket = LoopSocket(socket, self.take_batch)
         self._messages = MessageBatch(self._socket)
         self._messages.put(b"ready")
         while not self._ended.is_set():
@@ -127,7 +127,7 @@ class Worker:
 
     # Messages from the broker
 
-    def _take_batch(self, batch: list[Frames]) -> None:
+    def take_batch(self, batch: list[Frames]) -> None:
         self._heard = time.monotonic()
         for frames in batch:
             try:

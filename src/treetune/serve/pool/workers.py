@@ -72,14 +72,14 @@ class WorkerPool:
         """Returns the messages about weights that a worker gets before its first call."""
         self._most = config.max_workers or config.workers
         self._silent = config.silent_seconds or engine.silent_seconds
-        self._members: dict[bytes, WorkerHandle] = {}
+        self.members: dict[bytes, WorkerHandle] = {}
         self._changed = asyncio.Event()
         """Set briefly when a worker becomes ready, or when it is clear that none will."""
         self._waiting = 0
         """How many calls are waiting for a worker."""
         self._suspects = 0
         """How many of them are suspects, whose last worker died."""
-        self._suspected: OrderedDict[str, int] = OrderedDict()
+        self.suspected: OrderedDict[str, int] = OrderedDict()
         """Tasks that may have killed a worker, by name, and how many of them may share a worker. A task that killed a
         worker while it ran alone gets its own worker. A task is removed once it has ended without a crash."""
         self._number = 0
@@ -101,7 +101,7 @@ class WorkerPool:
         server_key = encrypt_server(socket, zmq.curve_keypair()[1]) if self._engine.encrypted else None
         address = bind_address(socket, self._engine.address())
         self._spec = msgspec.structs.replace(self._spec, address=address, server_key=server_key)
-        self._socket = LoopSocket(socket, self._take_batch)
+        self._socket = LoopSocket(socket, self.take_batch)
         self._adjust()
         remedy = "its own messages are above"
         for seconds in (SILENT_SECONDS, START_SECONDS - SILENT_SECONDS):
@@ -125,20 +125,20 @@ class WorkerPool:
         self._wake_waiting()
         if self._ticker is not None:
             self._ticker.cancel()
-        for member in self._members.values():
+        for member in self.members.values():
             member.messages.put(b"end")
         for _ in range(40):  # two seconds to exit by themselves
-            if not self._members:
+            if not self.members:
                 break
             await asyncio.sleep(0.05)
-        for member in list(self._members.values()):
+        for member in list(self.members.values()):
             self._kill(member, "it did not end")
         if hasattr(self, "_socket"):
             self._socket.close(0)
         self._engine.close()
 
     def stats(self) -> dict[str, Any]:
-        members = list(self._members.values())  # a copy: another thread may ask for figures, too
+        members = list(self.members.values())  # a copy: another thread may ask for figures, too
         return {
             "workers": sum(member.ready for member in members),
             "replaced_workers": self.replaced,
@@ -154,7 +154,7 @@ class WorkerPool:
         """Calls the least busy worker and returns it with its answer. If the worker dies, another one is called. The
         call counts as `size` rollouts, `about` names it in errors, and `opens` is the episode that lives in the worker
         from then on."""
-        known = company = self._suspected.get(about()) if self._suspected else None
+        known = company = self.suspected.get(about()) if self.suspected else None
         died_alone = 0
         while True:
             member = await self._wait_for_member(company, about if known is not None and opens is not None else None)
@@ -167,8 +167,8 @@ class WorkerPool:
                 if company is not None and opens is not None:
                     stays = True
                     member.suspects[opens] = SuspectEpisode(about(), company)
-                elif company == 1 and self._suspected:
-                    self._suspected.pop(about(), None)
+                elif company == 1 and self.suspected:
+                    self.suspected.pop(about(), None)
                 return member, data
             except WorkerEnded as error:
                 died_alone += error.calls == 1 or company == 1
@@ -189,13 +189,13 @@ class WorkerPool:
             await asyncio.sleep(_RETRY_SECONDS)
 
     def _suspect(self, name: str, company: int) -> None:
-        self._suspected[name] = min(company, self._suspected.get(name, company))
-        if len(self._suspected) > _MOST_SUSPECTED:
-            self._suspected.popitem(last=False)
+        self.suspected[name] = min(company, self.suspected.get(name, company))
+        if len(self.suspected) > _MOST_SUSPECTED:
+            self.suspected.popitem(last=False)
 
     @property
     def ready(self) -> list[WorkerHandle]:
-        return [member for member in self._members.values() if member.ready]
+        return [member for member in self.members.values() if member.ready]
 
     async def _wait_for_member(self, company: int | None, stays: Callable[[], str] | None = None) -> WorkerHandle:
         """Returns the least busy worker that may take the call, as soon as there is one. `stays` names a suspect that
@@ -207,7 +207,7 @@ class WorkerPool:
             while True:
                 if self._closing:
                     raise Stopping("the server has stopped", remedy="retry when it is back")
-                free = [member for member in self._members.values() if member.ready and not member.leaving]
+                free = [member for member in self.members.values() if member.ready and not member.leaving]
                 free.sort(key=lambda member: (member.load, len(member.calls)))
                 if self._suspects:
                     places = self._places_for_suspects(free)
@@ -220,7 +220,7 @@ class WorkerPool:
                             f"{stays()} may have ended a worker, and needs a worker to itself: none is free",
                             remedy="retry when other such episodes have ended, or serve with more workers (-w)",
                         )
-                    if stays is not None and sum(bool(one.suspects) for one in self._members.values()) >= self._most:
+                    if stays is not None and sum(bool(one.suspects) for one in self.members.values()) >= self._most:
                         free = [one for one in free if one.suspects]  # the others stay free for other calls
                 for member in free:
                     if member.may_take(company):
@@ -234,8 +234,8 @@ class WorkerPool:
 
     def _places_for_suspects(self, free: list[WorkerHandle]) -> list[WorkerHandle]:
         """Workers without episodes, which a crash would lose. If all workers have episodes, another one is started."""
-        if not any(not member.episodes and not member.leaving for member in self._members.values()):
-            if len(self._members) > self._most or time.monotonic() < self._start_at:
+        if not any(not member.episodes and not member.leaving for member in self.members.values()):
+            if len(self.members) > self._most or time.monotonic() < self._start_at:
                 return free
             self._start_one()
         return [member for member in free if len(member.episodes) == len(member.suspects)]
@@ -253,7 +253,7 @@ class WorkerPool:
                 member.guests -= 1
                 member.limits.remove(suspicion.company)
                 if not member.gone:  # the episode ended without a crash
-                    self._suspected.pop(suspicion.task, None)
+                    self.suspected.pop(suspicion.task, None)
                 self._wake_waiting()
 
     # Workers
@@ -263,7 +263,7 @@ class WorkerPool:
         identity = f"worker-{self._number}".encode()
         member = WorkerHandle(identity, MessageBatch(self._socket, identity), heard=time.monotonic() + START_SECONDS)
         spec = msgspec.structs.replace(self._spec, identity=identity)
-        self._members[identity] = member
+        self.members[identity] = member
         try:
             member.handle = self._engine.start(spec, lambda how: self._remove(member, how))
         except OSError as error:  # out of processes or files; some may be available later
@@ -271,7 +271,7 @@ class WorkerPool:
 
     def _remove(self, member: WorkerHandle, how: str) -> None:
         """Handles the end of a worker: others get its calls, and a new one replaces it."""
-        if self._members.pop(member.identity, None) is None:
+        if self.members.pop(member.identity, None) is None:
             return
         member.gone = True
         how = self._name_suspects(member, how)
@@ -296,7 +296,7 @@ class WorkerPool:
         if self._closing or not stepped:
             return how
         for name in stepped:
-            self._suspect(name, max(1, min(len(stepped), self._suspected.get(name, len(stepped))) // _SPLIT))
+            self._suspect(name, max(1, min(len(stepped), self.suspected.get(name, len(stepped))) // _SPLIT))
         named = stepped[:_MOST_NAMED] + [f"{len(stepped) - _MOST_NAMED} more"] * (len(stepped) > _MOST_NAMED)
         return f"{how} during {'a step' if len(stepped) == 1 else 'steps'} of {', '.join(named)}"
 
@@ -309,13 +309,13 @@ class WorkerPool:
         """Starts missing workers, or another one if all are busy. Stops a worker if there have been too many for a
         while."""
         config, now = self._config, time.monotonic()
-        staying = [member for member in self._members.values() if not member.leaving]
+        staying = [member for member in self.members.values() if not member.leaving]
         ready = [member for member in staying if member.ready]
         if self._closing or now < self._start_at:
             return
         # Other calls cannot use the worker of a suspect.
         missing = config.workers - sum(not member.suspects for member in staying)
-        for _ in range(min(missing, max(config.workers, self._most + 1) - len(self._members))):
+        for _ in range(min(missing, max(config.workers, self._most + 1) - len(self.members))):
             self._start_one()
         load = sum(member.load for member in ready)
         if len(ready) <= config.workers or load > (len(ready) - 1) * config.busy_load / 2:
@@ -327,8 +327,8 @@ class WorkerPool:
             leaving = min(ready, key=lambda member: member.load)
             leaving.leaving = True
             log.info("low load: stopping %s", leaving.identity.decode())
-        number = len(self._members) + 1
-        all_busy = len(ready) == len(self._members) and all(member.load >= config.busy_load for member in ready)
+        number = len(self.members) + 1
+        all_busy = len(ready) == len(self.members) and all(member.load >= config.busy_load for member in ready)
         if all_busy and number <= self._most:
             log.info("high load: starting worker %d of %d", number, self._most)
             self._start_one()
@@ -343,7 +343,7 @@ class WorkerPool:
 
     def _check_members(self) -> None:
         now = time.monotonic()
-        for member in list(self._members.values()):
+        for member in list(self.members.values()):
             member.messages.put(b"alive")
             if now - member.heard > self._silent:
                 self._kill(member, f"no heartbeat for {self._silent:g} seconds")
@@ -355,9 +355,9 @@ class WorkerPool:
 
     # Messages from workers
 
-    def _take_batch(self, batch: list[Frames]) -> None:
+    def take_batch(self, batch: list[Frames]) -> None:
         for frames in batch:
-            member = self._members.get(frames[0])
+            member = self.members.get(frames[0])
             if member is None:
                 continue
             try:

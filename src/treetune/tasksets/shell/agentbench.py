@@ -95,7 +95,7 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
     @cached_property
     def adapter(self) -> TaskServerAdapter:
         require_worker()
-        spec, parameters = self._find_class()
+        spec, parameters = self.find_class()
         if self.config.root is not None:
             # Its code is imported, and its data is found, from there.
             root = _absolute(self.config.root)
@@ -117,7 +117,7 @@ class AgentBenchTaskset(Taskset[AgentBenchTask, AgentBenchConfig]):
     def environment(self, task: AgentBenchTask) -> Environment:
         return EpisodeState(task, self.adapter)
 
-    def _find_class(self) -> tuple[str, dict[str, Any]]:
+    def find_class(self) -> tuple[str, dict[str, Any]]:
         """Return the class of the task, and its arguments."""
         spec, root = self.config.spec, self.config.root
         if spec.endswith(CONFIG):

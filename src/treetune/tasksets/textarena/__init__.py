@@ -155,7 +155,7 @@ def _load_template(name: str, params: bytes) -> Any:
         return import_textarena().make(name, **msgspec.json.decode(params))
 
 
-_busy = threading.Lock()
+busy = threading.Lock()
 
 
 class _Random:
@@ -171,7 +171,7 @@ class _Random:
         # Both come with textarena.
         nltk: Any = importlib.import_module("nltk")
         numpy: Any = importlib.import_module("numpy").random
-        if not _busy.acquire(timeout=WAIT_SECONDS):
+        if not busy.acquire(timeout=WAIT_SECONDS):
             why = f"another game of textarena has not returned for {WAIT_SECONDS:.0f} seconds"
             raise EnvironmentFault(why, remedy="a game that hangs blocks the others in its process; leave it out")
         download, before = nltk.download, (random.getstate(), numpy.get_state())
@@ -186,4 +186,4 @@ class _Random:
             random.setstate(before[0])
             numpy.set_state(before[1])
             nltk.download = download
-            _busy.release()
+            busy.release()

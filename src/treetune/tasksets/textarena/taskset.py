@@ -79,10 +79,10 @@ class TextArenaEnvironment(TurnEnvironment):
 
     def start(self) -> Any:  # neither start nor step is async: they run in a thread
         """Start a game that depends only on the task's fields."""
-        self._game = _make_game(self.task)
-        self._opponent = Opponent(self._game, self.task, self._origin)
+        self.game = _make_game(self.task)
+        self._opponent = Opponent(self.game, self.task, self._origin)
         self._opponent.play()
-        observed = self._game.read(POLICY)
+        observed = self.game.read(POLICY)
         if isinstance(self.task.prompt, str) and observed != self.task.prompt:
             why = f"{self.task.game} does not begin as it did when the task was made"
             raise EnvironmentFault(why, remedy="use the same textarena; an opponent must draw from the given rng only")
@@ -90,7 +90,7 @@ class TextArenaEnvironment(TurnEnvironment):
 
     def step(self, action: Action) -> Step:
         last = self.next_turn()
-        game, info = self._game, {"metrics": {"turns": self.turns}}
+        game, info = self.game, {"metrics": {"turns": self.turns}}
         try:
             over = game.act(action.text)
         except TreetuneError:
@@ -202,7 +202,7 @@ class Opponent:
     """Plays every player except the policy."""
 
     def __init__(self, game: TextArenaGame, task: TextArenaTask, origin: Origin) -> None:
-        self._game, self._spec, self._origin = game, task.opponent, origin
+        self.game, self._spec, self._origin = game, task.opponent, origin
         self._rng = random.Random(f"opponent {task.seed}")
         self._seen: dict[int, list[str]] = {}
         """The texts that each player was shown."""
@@ -210,18 +210,18 @@ class Opponent:
     def play(self) -> bool:
         """Move until it is the policy's turn; True if the game ends before."""
         for _ in range(MOST_MOVES):
-            if self._game.player == POLICY:
+            if self.game.player == POLICY:
                 return False
-            seen = self._seen.setdefault(self._game.player, [])
-            seen.append(self._game.read(self._game.player))
-            if self._game.act(self._move(seen)):
+            seen = self._seen.setdefault(self.game.player, [])
+            seen.append(self.game.read(self.game.player))
+            if self.game.act(self._move(seen)):
                 return True
         raise EnvironmentFault("the opponents keep playing", remedy="use another game or opponent")
 
     def refuse_forfeit(self) -> None:
         """Raise an error if an opponent broke the rules: such a win says nothing about the policy."""
-        for player in range(1, self._game.players):
-            info = self._game.info_of(player)
+        for player in range(1, self.game.players):
+            info = self.game.info_of(player)
             if info.get("invalid_move"):
                 why = f"player {player}, an opponent, lost by an invalid move: {info.get('reason')}"
                 raise EnvironmentFault(why, remedy="use an opponent that follows the rules of the game")
@@ -245,7 +245,7 @@ class Opponent:
         for offer in offers:
             moves = [move for move in dict.fromkeys(offer) if move not in tried]
             for move in self._rng.sample(moves, len(moves)):
-                if self._game.allows(move):
+                if self.game.allows(move):
                     return move
             tried.update(moves)
         why = (
