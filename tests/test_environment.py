@@ -35,7 +35,7 @@ def test_an_unknown_id_answers_with_the_closest():
 
 
 def test_a_class_that_is_no_environment_is_refused():
-    with pytest.raises(EnvironmentFault, match="subclass"):
+    with raises_code("environment", "NotOne", "treetune.Environment"):
         make(f"{__name__}:NotOne", Task())
 
 

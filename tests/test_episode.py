@@ -16,7 +16,7 @@ from serving import serving
 from treetune import Environment, Limits, Outcome, Step, Task, Taskset, run_rollout
 from treetune.core.policy import Completion
 from treetune.core.trace import decode_trace, encode_trace
-from treetune.errors import EnvironmentFault, UsageError
+from treetune.errors import EnvironmentFault
 from treetune.models.scripted import Replay
 from treetune.play import streams
 from treetune.play.episode import DeadlinePassed, Episode, EpisodeResult, play_answer
@@ -390,7 +390,7 @@ def test_a_step_after_the_end_is_refused():
     async def play():
         episode = await Episode.start(Counted(), Counted()[0])
         await episode.step("end")
-        with pytest.raises(UsageError, match="is over"):
+        with raises_code("usage", "start another"):
             await episode.step("again")
 
     run(play())

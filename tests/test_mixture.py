@@ -132,7 +132,7 @@ def test_a_union_has_every_task_once():
     assert [task.prompt for task in union.select_tasks()] == list("aXbYc")
     assert [task.idx for task in union.select_tasks()] == [0, 3, 1, 4, 2]
     assert union.reward(union[4], "") == 2
-    with pytest.raises(UsageError, match="never ends"):
+    with raises_code("usage", "Numbers", "mixture"):
         Union.of([Numbers()])
 
 

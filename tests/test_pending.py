@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from raising import raises_code
 
-from treetune.errors import UsageError
 from treetune.play.leases import Draw, Pending, PendingDraws, check_lease
 
 
@@ -138,5 +138,5 @@ def test_what_changed_is_noted_for_whoever_keeps_it(pending, clock):
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 1e9])
 def test_a_lease_has_so_many_seconds(seconds):
-    with pytest.raises(UsageError, match="a lease"):
+    with raises_code("usage", "604800"):
         check_lease(seconds)

@@ -169,7 +169,7 @@ def test_an_undeclared_task_type_is_told_how_to_declare_it():
         def load_tasks(self):
             return [Special(prompt="x")]
 
-    with pytest.raises(TasksetError, match="declare"):
+    with raises_code("taskset", "Undeclared", "Taskset[Special"):
         Undeclared().select_tasks()
 
 

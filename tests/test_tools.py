@@ -20,7 +20,7 @@ from treetune.core.policy import Completion, Request
 from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import Tool, ToolSource, find_tools, message_of_action
 from treetune.core.trace import Trace, decode_trace, encode_trace
-from treetune.errors import ToolError, UsageError
+from treetune.errors import ToolError
 from treetune.play.episode import Episode
 from treetune.play.toolbox import MOST_AT_ONCE, MOST_CHARACTERS, render
 
@@ -197,7 +197,7 @@ def test_a_signature_that_no_schema_can_tell_is_refused_where_it_is_written() ->
         @tool
         def variadic(*words: str) -> None: ...
 
-    with pytest.raises(UsageError, match="directly above"):
+    with raises_code("usage", "@tool", "staticmethod"):
         tool(staticmethod(len))  # type: ignore[call-overload]
     with raises_code("usage", "0 seconds"):
         tool(timeout=0)(lambda: None)

@@ -398,13 +398,13 @@ class TestText2Sql:
 
     def test_a_file_that_is_no_database_is_a_fault(self, ask, database):
         database.write_text("nothing of the kind" * 100)
-        with pytest.raises(EnvironmentFault, match="cannot be read"):
+        with raises_code("environment", "pets.sqlite"):
             make("text2sql", ask())
 
     def test_a_database_that_breaks_under_way_is_a_fault_and_no_observation(self, ask, database):
         environment = make("text2sql", ask())
         database.unlink()
-        with pytest.raises(EnvironmentFault, match="cannot be read"):
+        with raises_code("environment", "pets.sqlite"):
             asyncio.run(environment.step(Action.of("<sql>SELECT * FROM pet</sql>")))
 
     def test_the_data_source_or_the_row_itself_says_where_it_is(self, ask, database, monkeypatch):

@@ -184,7 +184,7 @@ def test_a_game_that_hangs_is_told_to_the_others(monkeypatch):
 
     task = taskset()[0]
     monkeypatch.setattr(textarena_game, "WAIT_SECONDS", 0.05)
-    with textarena_game.busy, pytest.raises(EnvironmentFault, match="has not returned"):
+    with textarena_game.busy, raises_code("environment", "textarena", "0 seconds"):
         make("textarena", task).start()
 
 
@@ -239,7 +239,7 @@ def test_an_episode_without_an_end_is_cut_off():
 
 def test_a_task_of_another_version_is_not_played():
     task = msgspec.structs.replace(taskset()[0], prompt="Guess!")
-    with pytest.raises(EnvironmentFault, match="does not begin as it did"):
+    with raises_code("environment", "GuessTheNumber-v0", "opponent"):
         make("textarena", task).start()
 
 

@@ -20,7 +20,6 @@ from kinds import write_targets
 from omegaconf import OmegaConf
 from raising import raises_code
 
-from treetune.errors import UsageError
 from treetune.trainers import launch
 from treetune.trainers.areal.__main__ import make_rows, serve
 from treetune.trainers.launch import TRAINERS, Launch, Setting, TrainRequest, as_text, merge, plan
@@ -217,7 +216,7 @@ def test_tasks_are_served_to_areal_until_its_training_ends(folder, monkeypatch):
         pass
     with (
         serve(request("kinds_of.py:Endless"), "train", folder / "endless") as url,
-        pytest.raises(UsageError, match="never end"),
+        raises_code("usage", "-n"),
     ):
         make_rows(url, None)
 

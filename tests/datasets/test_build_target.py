@@ -17,7 +17,7 @@ from treetune import Task
 from treetune.data.rows import read_tasks, scorer
 from treetune.data.rows.reading import read_rows
 from treetune.data.validate import write_tasks
-from treetune.errors import TasksetError, UsageError
+from treetune.errors import UsageError
 from treetune.tasksets.target import load_taskset
 from treetune.trainers.verl import compute_score
 
@@ -278,7 +278,7 @@ def test_tasks_of_a_taskset_that_is_not_known_are_refused(folder):
         load_taskset("doubles.py:Doubles").select_tasks(2),
         [Task(prompt="?", reward_spec={"ground_truth": 1})],
     ):
-        with pytest.raises(TasksetError, match="nothing says what scores it") as error:
+        with raises_code("taskset", "task 0", "scorer=taskset") as error:
             write_tasks(tasks, folder / "rows.parquet", "verl")
         assert 'scorer="rule"' in (error.value.remedy or "")
         write_tasks(tasks, folder / "rows.parquet", "verl", scorer="rule")

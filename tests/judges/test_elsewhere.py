@@ -17,7 +17,6 @@ from test_runs import RUBRIC, TOWNS, write_tasks
 
 from treetune import Task, Taskset
 from treetune.data.rows.scorer import ScoredBy, ScoredEnvironment, describe_scorer, taskset_of
-from treetune.errors import TasksetError, UsageError
 from treetune.evaluation import EvalConfig, Evaluation
 from treetune.play.episode import Episode
 from treetune.runs.folder import TRACES
@@ -182,7 +181,7 @@ def test_an_unreadable_verdict_is_an_error_of_the_row_that_trl_gave():
     from treetune.trainers.single_turn import play_row
 
     task = Task(prompt="A town?", reward_spec={"ground_truth": "Paris"}, data_source="towns")
-    with pytest.raises(TasksetError, match=r"could not be scored: the judge .* gave no verdict"):
+    with raises_code("taskset", "scripted_judges.py:Refuses"):
         play_row(describe_scorer(judge(model=named("Refuses"))), task, "Paris")
 
 
@@ -194,7 +193,7 @@ def test_rows_cannot_be_compared_with_each_other(treetune, tmp_path):
     refused = treetune("build", "tasks.yaml")
     assert refused.code == 2
     assert "only scores groups, and a row is scored alone" in refused.err
-    with pytest.raises(UsageError, match="scored alone"):
+    with raises_code("usage", "treetune serve"):
         taskset_of(describe_scorer(judge(model=named("Fair"), method="pairwise")))
 
 

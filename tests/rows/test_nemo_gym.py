@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from raising import raises_code
 
 from treetune import Task
 from treetune.data.rows.formats import FORMATS
 from treetune.data.rows.reading import read_tasks
 from treetune.data.validate import validate_dataset, write_tasks
-from treetune.errors import UsageError
 
 FORMAT = FORMATS["nemo-gym"]
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
@@ -103,7 +103,7 @@ def test_the_command_line_converts_checks_and_plays_them(treetune, theirs, tmp_p
 
 
 def test_only_json_lines_are_written_and_nothing_is_built(treetune, tmp_path):
-    with pytest.raises(UsageError, match=r"does not read \.parquet"):
+    with raises_code("usage", ".parquet", ".jsonl"):
         write_tasks([Task(prompt="?")], tmp_path / "rows.parquet", "nemo-gym")
     result = treetune("build", "arithmetic", "-n", "3", "--format", "nemo-gym")
     assert (result.code, "treetune convert arithmetic rows.jsonl --to nemo-gym" in result.err) == (2, True)

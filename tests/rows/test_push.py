@@ -12,8 +12,6 @@ from hub import Hub
 from made_runs import make_run
 from raising import raises_code
 
-from treetune.errors import UsageError
-
 LOAD = """
 import json, sys
 from datasets import load_dataset
@@ -135,7 +133,7 @@ def test_without_a_token_or_a_right_to_write_it_says_what_to_do(hub, logged_in, 
     assert hub.requests == []
     for repo, token in (("me/run", "hf_wrong"), ("somebody/run", hub.token)):
         logged_in(token)
-        with pytest.raises(UsageError, match="token with write access"):
+        with raises_code("usage", "token"):
             run.push_to_hub(repo)
     with raises_code("usage", "user/name"):
         run.push_to_hub("run")

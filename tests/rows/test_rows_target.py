@@ -7,10 +7,10 @@ import pickle
 
 import pytest
 from kinds import ENVIRONMENTS, TRUTHS, write_targets
+from raising import raises_code
 
 from treetune import Task
 from treetune.data.validate import write_tasks
-from treetune.errors import UsageError
 from treetune.tasksets.target import load_taskset, read_target
 
 
@@ -122,5 +122,5 @@ def test_trust_is_for_rows(treetune):
 
 def test_a_folder_without_rows_is_told(folder):
     (folder / "empty").mkdir()
-    with pytest.raises(UsageError, match="contains no"):
+    with raises_code("usage", "empty", ".jsonl"):
         load_taskset("empty").count()

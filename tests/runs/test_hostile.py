@@ -10,7 +10,6 @@ from hostile_runs import SEVEN, write_hostile
 from made_runs import make_run
 from raising import raises_code
 
-from treetune.errors import UsageError
 from treetune.evaluation import EvalConfig, read_config
 from treetune.runs import discovery
 from treetune.runs.discovery import open_run, runs_below
@@ -33,7 +32,7 @@ def test_opening_them_says_why_they_are_not_read(hostile):
     assert len(found) == len(SEVEN)
     for place in found.values():
         if place.fault:
-            with pytest.raises(UsageError, match="named pipe"):
+            with raises_code("usage", "pipe.json"):
                 place.open()
             continue
         run = place.open()

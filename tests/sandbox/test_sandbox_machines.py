@@ -20,7 +20,6 @@ from raising import raises_code
 
 from treetune import Action
 from treetune.core.environment import show_to
-from treetune.errors import UsageError
 from treetune.sandbox import SandboxUnavailable, probe
 from treetune.sandbox.limits import SandboxLimits
 from treetune.sandbox.machines import Machine
@@ -171,7 +170,7 @@ def test_a_folder_appears_when_it_is_complete(tmp_path, tool):
     assert not (made / "etc" / "resolv.conf").exists()
     assert list((made / "dev").iterdir()) == []
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["bin", "root"]
-    with pytest.raises(UsageError, match="already"):
+    with raises_code("usage", "root"):
         build(made, Recipe())
 
 

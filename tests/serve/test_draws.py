@@ -409,7 +409,7 @@ def test_a_disk_that_is_full_gives_the_draw_again(tmp_path):
             await client.sample()
             commit, server.order.store.commit = server.order.store.commit, fails
             for _ in range(2):
-                with pytest.raises(ServeError, match="disk is full"):
+                with raises_code("failed", "the disk is full"):
                     await client.sample(lease=60.0)
             leased = server.streams.pending.leased
             server.order.store.commit = commit

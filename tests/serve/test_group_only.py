@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 from http_playing import BOTH, playing
+from raising import raises_code
 from serving import Numbers, run
 
 from treetune import Mixture, Taskset
-from treetune.errors import UsageError
 from treetune.models import load_policy
 from treetune.play import streams
 from treetune.play.host import LocalHost, always
-from treetune.serve.errors import Misused
 from treetune.serve.zmq.client import EnvClient
 from treetune.trainers.episodes import LocalEpisodes
 
@@ -75,7 +74,7 @@ def test_servers_score_its_groups_and_refuse_an_episode_that_is_alone(make, work
         ):
             task = await client.sample(0)
             rewards = [trace.reward for trace in await client.run_group(task, 3)]
-            with pytest.raises(Misused, match="scored with its group"):
+            with raises_code("usage", "task 0", "run_group"):
                 await client.start(task)
             status, answer = await played.post("start", {"task_index": 0})
             return rewards, status, answer["error"], len(played.server.host.episodes.live)
@@ -91,5 +90,5 @@ def test_trainers_that_play_single_episodes_are_refused():
     async def play():
         await LocalEpisodes(await streams.load(OnlyRanked())).start(0)
 
-    with pytest.raises(UsageError, match="scored with its group"):
+    with raises_code("usage", "task 0", "run_group"):
         run(play())

@@ -8,12 +8,12 @@ from collections import Counter
 import pytest
 from http_playing import playing
 from packing import MANY
+from raising import raises_code
 from serving import Dear, Numbers, Stream, run, serving, shuffled
 
 from treetune import Mixture, Task, Taskset
 from treetune.config.structs import convert
 from treetune.core.mixture import Union
-from treetune.errors import UsageError
 from treetune.models import load_policy
 from treetune.play.host import LocalHost, always
 from treetune.serve.zmq.client import EnvClient
@@ -120,7 +120,7 @@ def test_a_server_and_a_pool_give_the_tasks_that_this_process_gives(kind, worker
     assert drawn == run(draw_here(make))
     if kind in WITHOUT_INDEX:
         assert started is None
-        with pytest.raises(UsageError, match="only a generator"):
+        with raises_code("usage", "task_at"):
             run(_sample_at(taskset, 0))
     else:
         assert started == [taskset.at(index).prompt for index in indices]

@@ -986,5 +986,5 @@ def test_a_sound_file_is_checked_without_pandas(tmp_path):
 
 @pytest.mark.parametrize("check", [validate, validate_dataset])
 def test_no_files_are_not_valid(check):
-    with pytest.raises(UsageError, match=r"nothing to check\n.*name at least one file"):
+    with raises_code("usage", "file"):
         check([])

@@ -106,7 +106,7 @@ def test_there_must_be_a_run_and_not_too_many(tmp_path):
         export(tmp_path, to=tmp_path / "report.html")
     for number in range(17):
         make_run(tmp_path / str(number), [[1.0]])
-    with pytest.raises(UsageError, match="too many"):
+    with raises_code("usage", "17", "16"):
         export(tmp_path, to=tmp_path / "report.html")
 
 
