@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from command_line import ROOT
 from raising import raises_code
+from serving import until_in_flight
 
 from treetune import Environment, Mixture, Outcome, ShuffleConfig, Step, Task, Taskset, TasksetConfig
 from treetune.core.contract import Limits
@@ -259,8 +260,7 @@ def test_a_named_request_can_be_cancelled():
     async def cancel():
         host = await host_of(Waits())
         rollout = asyncio.create_task(host.run_rollout(await host.sample(), request="r1"))
-        await asyncio.sleep(0.05)
-        assert (await host.health()).in_flight == 1
+        await until_in_flight(host, 1)
         assert await host.cancel("r1")
         with pytest.raises(asyncio.CancelledError):
             await rollout

@@ -515,7 +515,7 @@ def test_a_git_address_without_tasks_says_where_they_are(published, tmp_path):
 
 @pytest.mark.parametrize("folder", ["none", "..", "../..", "/etc"])
 def test_a_folder_that_the_repository_has_not_is_refused(published, folder):
-    with raises_code("taskset", "c, tasks"):
+    with raises_code("taskset", folder, "c, tasks"):
         dataset_names(dataset=f"file://{published}@main#{folder}")
 
 

@@ -128,7 +128,7 @@ def test_a_killed_worker_under_load_costs_no_call_and_is_replaced():
         async with serving(Slow(), workers=4) as server, EnvClient(server.address) as client:
             tasks = [await client.sample() for _ in range(256)]
             runs = asyncio.gather(*(client.run_rollout(task) for task in tasks))
-            await asyncio.sleep(0.1)
+            await until(lambda: server.in_flight)
             os.kill(pids(server)[0], signal.SIGKILL)
             traces = await runs
             await until(lambda: server.host.stats()["workers"] == 4)
@@ -143,7 +143,7 @@ def test_all_workers_killed_at_once_cost_no_call_either():
         async with serving(Slow(), workers=2) as server, EnvClient(server.address) as client:
             tasks = [await client.sample() for _ in range(40)]
             runs = asyncio.gather(*(client.run_rollout(task) for task in tasks))
-            await asyncio.sleep(0.1)
+            await until(lambda: server.in_flight)
             for pid in pids(server):
                 os.kill(pid, signal.SIGKILL)
             return len(await runs)

@@ -28,6 +28,7 @@ from serving import (
     serving,
     shuffled,
     until,
+    until_in_flight,
 )
 
 from treetune import Mixture, Outcome, Sampling
@@ -308,17 +309,16 @@ def test_work_beyond_the_capacity_is_answered_with_busy_and_a_group_counts_as_ma
         async with served(Hangs(), capacity=4, run_deadline=0.5) as client:
             task = await client.sample()
             group = asyncio.create_task(client.run_group(task, 3, request="group"))
-            await asyncio.sleep(0.1)
+            await until_in_flight(client, 3)
             with raises_code("busy", "3 rollouts", "of 4"):
                 await client.run_group(task, 2)
             with pytest.raises(Unreachable):
                 await client.run_rollout(task)  # there is room for one; it hangs like all of them
             with pytest.raises((Cancelled, Unreachable)):
                 await group
-            await asyncio.sleep(0.1)
-            return (await client.health()).in_flight
+            await until_in_flight(client, 0)
 
-    assert run(fill()) == 0
+    run(fill())
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -590,7 +590,7 @@ def test_a_server_that_stops_lets_work_end_and_takes_no_more():
         async with serving(Brief(), drain_seconds=20) as server, EnvClient(server.address, deadline=0.3) as client:
             task = await client.sample()
             under_way = asyncio.create_task(client.run_rollout(task))
-            await asyncio.sleep(0.1)
+            await until_in_flight(client, 1)
             stopping = asyncio.create_task(server.stop())
             await asyncio.sleep(0.05)
             with pytest.raises(ServeError, match=r"stopping|no answer"):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from raising import raises_code
-from serving import Flaw, Numbers, Raw, Stream, Talking, run, served, serving, until
+from serving import Flaw, Numbers, Raw, Stream, Talking, run, served, serving, until, until_in_flight
 
 from treetune import Environment, Step, Task, build_taskset
 from treetune.core.contract import Limits
@@ -197,8 +197,7 @@ def test_a_step_that_its_caller_gave_up_ends_its_episode(workers):
             step = asyncio.create_task(client.step(episode, "wait", 0))
             await asyncio.sleep(0.2)
             step.cancel()
-            while (await client.health()).in_flight:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await until_in_flight(client, 0)
 
     run(play())
 

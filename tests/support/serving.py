@@ -236,6 +236,12 @@ async def until(condition) -> None:
         await asyncio.sleep(0.01)
 
 
+async def until_in_flight(server, number: int) -> None:
+    """Waits until a server, or a host, plays this many rollouts."""
+    while (await server.health()).in_flight != number:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
 def run(coroutine):
     return asyncio.run(asyncio.wait_for(coroutine, 120))
 
