@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from itertools import islice
 
 import doors
 import pytest
 from command_line import ROOT
-from kinds import KINDS, TARGETS, write_targets
+from kinds import CONTRACTS, KINDS, TARGETS, write_targets
 from serve_process import serve
 
-from treetune.cli.listing import TRAINERS, TargetKind, TaskKind, as_text, cells
+from treetune import Contract, run_rollout
+from treetune.cli.listing import TRAINERS, ContractKind, TargetKind, TaskKind, as_text, cells
+from treetune.core.policy import Completion
 from treetune.data.rows.reading import read_rows
+from treetune.models.scripted import Replay
+from treetune.serve.errors import ServeError
 from treetune.serve.host import ModelsConfig
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.client import TaskServerClient
@@ -84,7 +89,8 @@ def test_every_cell_is_one_that_is_tried():
     found = cells()
     assert all(set(row) == VERBS | {"serve"} for row in found["target"].values())
     # Each of the trainers' columns is tried in the tests of that trainer, with the real one (slime: recorded calls).
-    assert all(set(row) == {"eval", *doors.DOORS, *TRAINERS} for row in found["task"].values())
+    for table in ("task", "contract"):
+        assert all(set(row) == {"eval", *doors.DOORS, *TRAINERS} for row in found[table].values())
     assert TARGETS.keys() | FOREIGN.keys() | {TargetKind.SERVER, TargetKind.VERIFIERS} == set(TargetKind)
     assert KINDS.keys() == set(TaskKind)
 
@@ -202,6 +208,108 @@ def test_what_a_server_cannot_be_asked_is_told(treetune):
         if said is not True:
             result = treetune(*command(verb, "http://127.0.0.1:1"))
             assert (result.code, said in result.err) == (2, True), (verb, result.err)
+
+
+@pytest.fixture
+def contracts(folder):
+    (folder / "contracts_of.py").write_text(CONTRACTS)
+    return folder
+
+
+def cells_of(kind):
+    return {place for place, cell in cells()["contract"][kind].items() if cell is True}
+
+
+PLACES = ("eval", *doors.DOORS)
+
+
+def play_here(target, said):
+    taskset = load_taskset(target)
+    policy = Replay([Completion(text=text) for text in said])
+    return asyncio.run(run_rollout(taskset, taskset[0], policy))
+
+
+def test_an_episode_of_more_than_ten_turns_pays_each_of_them_everywhere(contracts):
+    assert {*PLACES} <= cells_of(ContractKind.MANY_TURNS) & cells_of(ContractKind.TURN_REWARDS)
+    said = ["up", "no", *["up"] * 10]
+    paid = [float(word == "up") for word in said]
+    for door in doors.DOORS:
+        assert doors.play(door, "contracts_of.py:Climbs", 0, said) == paid, door
+    trace = play_here("contracts_of.py:Climbs", said)
+    assert ([turn.reward for turn in trace.turns], trace.outcome) == (paid, "truncated")
+
+
+def test_the_discount_is_in_traces_and_is_declared_by_the_doors_that_have_a_field_for_it(contracts):
+    assert {"eval", "ZMQ", "HTTP"} == {place for place in cells_of(ContractKind.DISCOUNT) if place not in TRAINERS}
+    trace = play_here("contracts_of.py:Climbs", ["up"] * 12)
+    assert (trace.reward, trace.shaped_reward) == (12.0, 12.0 * 0.5**12)
+
+    async def ask():
+        async with served("contracts_of.py:Climbs") as (client, episodes):
+            async with await episodes.start(0) as episode:
+                declared = episode.contract
+            return declared, (await client.start(await client.sample(0))).contract, await episodes.info()
+
+    over_http, over_zmq, info = asyncio.run(ask())
+    assert over_http == over_zmq == Contract(max_turns=12, turn_discount=0.5)
+    assert (info["contract"]["max_turns"], info["contract"]["turn_discount"]) == (12, 0.5)
+
+
+def test_metrics_are_in_traces_and_in_the_steps_of_each_door(contracts):
+    assert {*PLACES} <= cells_of(ContractKind.METRICS)
+    assert play_here("contracts_of.py:Climbs", ["up"] * 12).metrics == {"steps": 12.0}
+
+    async def ask():
+        async with served("contracts_of.py:Climbs") as (client, episodes):
+            started = await client.start(await client.sample(0))
+            pulled = await client.step(started.episode, "up", 0)
+            async with await episodes.start(0) as episode:
+                return pulled.info, (await episode.step("up")).info
+
+    assert asyncio.run(ask()) == ({"metrics": {"steps": 1}}, {"metrics": {"steps": 1}})
+
+
+def test_groups_are_scored_by_eval_and_pulled_groups_and_refused_or_warned_of_elsewhere(contracts, treetune):
+    assert {"eval", "ZMQ"} == {place for place in cells_of(ContractKind.GROUP_SCORE) if place not in TRAINERS}
+    only = "contracts_of.py:OnlyTogether"
+    assert treetune("eval", only, "-m", "scripted:echo", "-r", "2", "--json").json["mean_reward"] == 0.5
+
+    async def play():
+        async with served(only) as (client, episodes):
+            with pytest.raises(ServeError, match=cells()["contract"][ContractKind.GROUP_SCORE]["HTTP"]):
+                await episodes.start(0)
+            return [trace.reward for trace in await client.run_group(await client.sample(0), 2)]
+
+    assert asyncio.run(play()) == [0.5, 0.5]
+    for verb, place in (("build skyrl", "SkyRL"), ("export", "verifiers")):
+        result = treetune(*command(verb, only))
+        said = cells()["contract"][ContractKind.GROUP_SCORE][place]
+        assert (result.code, said in result.err) == (2, True), (verb, result.err)
+    assert said in treetune(*command("build skyrl", "contracts_of.py:Together")).err
+    assert treetune(*command("build verl", only)).code == 0
+
+
+def test_the_sources_of_a_mixture_are_drawn_by_weight_everywhere(folder, treetune):
+    assert cells_of(ContractKind.WEIGHTS) == {*PLACES, *TRAINERS}
+    (folder / "weights.yaml").write_text(
+        "taskset: {id: mixture, sources: [{id: reverse-text}, {id: arithmetic, weight: 3}], shuffle: {seed: 1}}\n"
+    )
+    drawn = [task.data_source for task in islice(load_taskset("weights.yaml").draw(40), 40)]
+    assert 26 <= drawn.count("arithmetic") <= 34
+
+    async def ask():
+        async with served("weights.yaml") as (client, episodes):
+            pulled = [(await client.sample(index)).data_source for index in range(40)]
+            stepped = []
+            for index in range(40):
+                async with await episodes.start(index) as episode:
+                    stepped.append(episode.info["data_source"])
+            return pulled, stepped
+
+    assert asyncio.run(ask()) == (drawn, drawn)
+    for format in ("verl", "skyrl", "trl"):
+        built = treetune("build", "weights.yaml", "--format", format, "-n", "40", "--json").json
+        assert [row["data_source"] for row in read_rows(built["train_files"][0])] == drawn, format
 
 
 def test_only_images_are_refused_by_a_trainer():

@@ -159,3 +159,43 @@ def write_targets(folder: Path) -> None:
     sums = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(4)]
     for name, rows in {"sums": sums, "colours": colours, "truths": TRUTHS, "environments": ENVIRONMENTS}.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+CONTRACTS = '''
+from treetune import Contract, Environment, Step, Task, Taskset
+
+
+class Climb(Environment):
+    """Pays a part for every step up, and never ends by itself."""
+
+    CONTRACT = Contract(max_turns=12, turn_discount=0.5)
+
+    def start(self):
+        self.steps = 0
+        return super().start()
+
+    def step(self, action):
+        self.steps += action.text.strip() == "up"
+        return Step("Go on.", reward=float(action.text.strip() == "up"), info={"metrics": {"steps": self.steps}})
+
+
+class Climbs(Taskset):
+    def load_tasks(self):
+        return [Task(prompt=f"Climb {n}.", env_class="contracts_of.py:Climb") for n in range(4)]
+
+
+class Together(Climbs):
+    def score_group(self, task, traces):
+        return [float(len(trace.turns)) for trace in traces]
+
+
+class OnlyTogether(Taskset):
+    def load_tasks(self):
+        return [Task(prompt="Answer.")]
+
+    def gold(self, task):
+        return "yes"
+
+    def score_group(self, task, traces):
+        return [0.5 for trace in traces]
+'''

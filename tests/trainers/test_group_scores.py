@@ -1,4 +1,7 @@
-"""Rollouts of a task that are scored together, where a trainer sees them together; elsewhere it is refused or said."""
+"""Rollouts of a task that are scored together, where a trainer sees them together; elsewhere it is refused or said.
+
+Also what else a contract promises, in TRL. Other trainers: `test_verl_loop.py`, `test_skyrl_bridge.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,25 @@ from types import SimpleNamespace
 
 import pytest
 from chat_templates import Letters, plain
+from kinds import CONTRACTS
 from trl_speaker import Speaker, rollout
 
 from treetune import Contract, Environment, Step, Task, Taskset
 from treetune.chat.tokens import ChatTokens
+from treetune.cli.listing import ContractKind, cells
 from treetune.errors import UsageError
 from treetune.play.streams import load
+from treetune.trainers import token_episode
 from treetune.trainers.episodes import LocalEpisodes
 from treetune.trainers.group_scores import score_group
 from treetune.trainers.token_episode import Hooks, Sampled, play_episode
 from treetune.trainers.trl import TrlTasks
 from treetune.trainers.verl.rollouts import EpisodeScore, PromptGroups
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_said():
+    token_episode._say_once.cache_clear()
 
 
 class Ranked(Taskset):
@@ -172,3 +183,32 @@ def test_an_error_of_score_group_is_a_failure_and_no_reward():
 def test_a_task_server_that_scores_groups_is_said_not_to_here(caplog):
     Hooks().contract_of(SimpleNamespace(contract=Contract(group_score=True)))
     assert "each episode is scored alone" in caplog.text
+
+
+# What else a contract promises, in TRL
+
+
+def test_trl_plays_all_turns_of_a_task_and_says_that_it_sums_their_rewards(tmp_path, monkeypatch, caplog):
+    (tmp_path / "contracts_of.py").write_text(CONTRACTS)
+    monkeypatch.chdir(tmp_path)
+    said = cells()["contract"]
+    assert all(said[kind]["TRL"] is True for kind in (ContractKind.MANY_TURNS, ContractKind.DISCOUNT))
+    with TrlTasks("contracts_of.py:Climbs") as tasks, caplog.at_level(logging.WARNING):
+        columns = rollout(tasks, Speaker(*["up"] * 12), [0])
+    assert columns["turn_rewards"] == [[1.0] * 12]
+    assert columns["task_reward"] == [12 * 0.5**12]
+    own = {"steps": 12.0, "success": 1.0, "truncated": 1.0, "raw_reward": 12.0, "num_turns": 12.0}
+    assert (columns["task_metrics"], said[ContractKind.METRICS]["TRL"]) == ([own], True)
+    assert said[ContractKind.TURN_REWARDS]["TRL"] in caplog.text
+
+
+def test_a_reward_of_the_users_own_replaces_the_discount(tmp_path, monkeypatch):
+    (tmp_path / "contracts_of.py").write_text(CONTRACTS)
+    monkeypatch.chdir(tmp_path)
+
+    class Brief(TrlTasks):
+        def postprocess_reward(self, reward, num_turns, info):
+            return reward - num_turns / 4
+
+    with Brief("contracts_of.py:Climbs") as tasks:
+        assert rollout(tasks, Speaker(*["up"] * 12), [0])["task_reward"] == [9.0]

@@ -18,6 +18,7 @@ from treetune.cli.output import make_table, print_json
 from treetune.config.plugins import Registry, environments, find_ready, find_ready_file, ready_names, tasksets, tools
 from treetune.config.structs import defaults_of, field_docs, load_yaml
 from treetune.config.trust import USER
+from treetune.core.contract import ONE_REWARD, SCORED_ALONE
 from treetune.core.from_config import taskset_class
 from treetune.data.rows.formats import IN_PARQUET
 from treetune.errors import TreetuneError, format_error
@@ -169,6 +170,17 @@ class TaskKind(StrEnum):
     IMAGES = "images"
 
 
+class ContractKind(StrEnum):
+    """What holds for an episode wherever it is played."""
+
+    MANY_TURNS = "more than 10 turns"
+    TURN_REWARDS = "rewards by turn"
+    DISCOUNT = "discount"
+    GROUP_SCORE = "group score"
+    METRICS = "own metrics"
+    WEIGHTS = "mixture weights"
+
+
 VERBS = (
     "show",
     "validate",
@@ -192,6 +204,10 @@ NO_PROMPT = "empty-prompt"
 not."""
 
 
+NO_DISCOUNT = "the protocol has no field for it: rewards are as the task gives them"
+ONLY_REWARD = "logs the reward alone: metrics are in the samples"
+
+
 def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
     """By table, row and column: True, or a part of the error message."""
 
@@ -207,7 +223,16 @@ def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
         (TaskKind.IMAGES, "TRL async"): NO_IMAGES,
         (TaskKind.IMAGES, "slime"): NO_IMAGES,
     }
-    return {"target": table(TargetKind, VERBS, not_there), "task": table(TaskKind, PLAYERS, refused)}
+    lost = {(ContractKind.TURN_REWARDS, place): ONE_REWARD for place in TRAINERS if place not in ("verl", "SkyRL")}
+    alone = (*(door for door in DOORS if door != "ZMQ"), "SkyRL", "AReaL", "slime", "verifiers")
+    lost |= {(ContractKind.GROUP_SCORE, place): SCORED_ALONE for place in alone}
+    lost |= {(ContractKind.DISCOUNT, place): NO_DISCOUNT for place in ("MCP", "OpenEnv", "ORS")}
+    lost[ContractKind.METRICS, "slime"] = ONLY_REWARD
+    return {
+        "target": table(TargetKind, VERBS, not_there),
+        "task": table(TaskKind, PLAYERS, refused),
+        "contract": table(ContractKind, PLAYERS, lost),
+    }
 
 
 def as_text() -> str:

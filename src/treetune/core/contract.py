@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 MOST_TURNS = 256
 """The turn limit of an episode if nothing declares one."""
+ONE_REWARD = "one reward for an episode: those of its turns are summed"
+"""What trainers say that take no rewards of turns."""
+SCORED_ALONE = "each episode is scored alone"
+"""What all places say that do not score the rollouts of a task together."""
 _Turns = Annotated[int, msgspec.Meta(ge=1)]
 
 

@@ -20,7 +20,7 @@ from treetune.chat.message import add_paragraph
 from treetune.config.code_files import parse_again
 from treetune.config.plugins import absolute_spec, folders_of
 from treetune.config.trust import USER, Origin, current_origin, names_from
-from treetune.core.contract import Contract
+from treetune.core.contract import SCORED_ALONE, Contract
 from treetune.core.draws import ConfigT, Draws, TaskT
 from treetune.core.finding import Flaw
 from treetune.core.score import UNCHECKED, VALID, Score, Verdict, invalid
@@ -367,7 +367,7 @@ def with_request(task: TaskT, form: Any) -> TaskT:
 
 def scored_in_group(name: str, task: Task) -> UsageError:
     remedy = "call run_group(task, n), or write reward(task, answer) to score a single answer"
-    return UsageError(f"task {task.idx} of {name} is scored with its group", remedy=remedy)
+    return UsageError(f"task {task.idx} of {name} is scored with its group, and here {SCORED_ALONE}", remedy=remedy)
 
 
 _METHODS = {

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from treetune.chat.message import Message, begins_answer
 from treetune.chat.sampled_tokens import check_ids
 from treetune.chat.tokens import ChatTokens, Prompt, Tokens
-from treetune.core.contract import Contract, Limits
+from treetune.core.contract import ONE_REWARD, SCORED_ALONE, Contract, Limits
 from treetune.core.environment import Action, Observation, Step
 from treetune.core.score import finite, total
 from treetune.errors import PolicyError, TreetuneError, UsageError
@@ -39,6 +39,9 @@ class Hooks:
     FOREIGN: ClassVar[Contract] = Contract()
     """The contract of episodes on servers that declare none."""
 
+    TURN_REWARDS: ClassVar[bool] = False
+    """Whether the trainer gets the reward of each turn."""
+
     def __init__(self, max_turns: int | None = None, turn_discount: float | None = None) -> None:
         """By default, both are what the contract of a task says."""
         if max_turns is not None and max_turns < 1:
@@ -51,7 +54,7 @@ class Hooks:
         """The contract of an episode, with the user's own turn limit and discount."""
         contract: Contract = getattr(episode, "contract", None) or self.FOREIGN
         if contract.group_score and episode is not None and not hasattr(episode, "score_group"):
-            _say_once("score_group() of the tasks is not called here: each episode is scored alone")
+            _say_once(f"score_group() of the tasks is not called here: {SCORED_ALONE}")
         if self.max_turns is not None and self.max_turns < contract.turns:
             _say_once(f"max_turns={self.max_turns} ends episodes that may have {contract.turns} turns")
         limited = contract.narrow(Limits(max_turns=self.max_turns)).resolved
@@ -138,6 +141,8 @@ class PlayedEpisode:
         """Return the reward to train on, for this many turns; None if the episode failed."""
         if self.failure is not None:
             return None
+        if not self.hooks.TURN_REWARDS and sum(map(bool, self.rewards)) > 1:
+            _say_once(f"the trainer takes {ONE_REWARD}")
         info = {**self.info, "turn_discount": self.contract.turn_discount}
         return self.hooks.shape_reward(self.raw_reward, turns, info)
 

@@ -28,7 +28,7 @@ from treetune.config.interpolation import fill_variables, mark_variables
 from treetune.config.plugins import absolute_spec, environments, folders_of
 from treetune.config.structs import to_plain
 from treetune.config.trust import LOOK, Origin, code_folders, is_own_scorer, names_from, remember_scorer, trusts
-from treetune.core.contract import Contract
+from treetune.core.contract import SCORED_ALONE, Contract
 from treetune.core.environment import Environment
 from treetune.core.from_config import build_taskset
 from treetune.core.mixture import owner_of, parts_of
@@ -186,12 +186,12 @@ def refuse_groups(taskset: Taskset[Any, Any], task: Task, in_groups: bool = Fals
         return None
     if not taskset.scores_alone(task):
         raise only_groups(taskset.name, "" if taskset.scorer is not None else "write reward(task, answer) too, or ")
-    return f"{taskset.name}.score_group() is not called here: each answer is scored alone"
+    return f"{taskset.name}.score_group() is not called here: {SCORED_ALONE}"
 
 
 def only_groups(name: str, before: str = "") -> UsageError:
     return UsageError(
-        f"{name} only scores groups, and here each answer is scored alone",
+        f"{name} only scores groups, and here {SCORED_ALONE}",
         remedy=f"{before}train with verl or TRL, or from `treetune serve`, which score groups",
     )
 

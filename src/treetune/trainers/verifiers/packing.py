@@ -25,6 +25,7 @@ from treetune.config.code_reference import find_file
 from treetune.config.interpolation import with_overrides
 from treetune.config.structs import FileName, load_yaml, map_declared
 from treetune.config.trust import is_installed
+from treetune.core.contract import SCORED_ALONE
 from treetune.core.from_config import build_taskset
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
@@ -56,7 +57,7 @@ def check_task(taskset: Taskset[Any, Any], task: Task) -> None:
 
 def _refuse_group(taskset: Taskset[Any, Any]) -> UsageError:
     return UsageError(
-        f"{taskset.name} scores the rollouts of a task together, and verifiers scores each alone",
+        f"{taskset.name} scores the rollouts of a task together, and in verifiers {SCORED_ALONE}",
         remedy="serve it (`treetune serve`), where `run_group` scores them; or give it a reward of its own",
     )
 

@@ -71,6 +71,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
     """verl creates one per row. A subclass may override the hooks: what the model sees, what its answer does, and what
     it earns."""
 
+    TURN_REWARDS = True
     played = 0
     """Episodes that this process played to the end."""
 
