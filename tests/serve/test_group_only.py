@@ -10,6 +10,7 @@ from serving import Numbers, run
 from treetune import Mixture, Taskset
 from treetune.models import load_policy
 from treetune.play import streams
+from treetune.play.episode import Episode
 from treetune.play.host import LocalHost, always
 from treetune.serve.zmq.client import EnvClient
 from treetune.trainers.episodes import LocalEpisodes
@@ -86,9 +87,11 @@ def test_servers_score_its_groups_and_refuse_an_episode_that_is_alone(make, work
     assert "is scored with its group" in error
 
 
-def test_trainers_that_play_single_episodes_are_refused():
+def test_trainers_that_score_single_episodes_are_refused():
     async def play():
-        await LocalEpisodes(await streams.load(OnlyRanked())).start(0)
+        (await LocalEpisodes(await streams.load(OnlyRanked())).start(0)).refuse_alone()
 
     with raises_code("usage", "task 0", "run_group"):
         run(play())
+    with pytest.raises(UsageError, match="scored with its group"):
+        run(Episode.start(OnlyRanked(), OnlyRanked()[0]))

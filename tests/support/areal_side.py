@@ -191,6 +191,7 @@ def test_the_discount_is_that_of_the_seed_or_none(tokenizer, minimal):
 
     assert reward(turn_discount=0.9) == pytest.approx(0.81)
     assert reward(turn_discount=1.0) == 1.0
+    assert reward() == pytest.approx(0.95**2)  # the server declares nothing
 
 
 def test_hooks_replace_what_they_say(tokenizer, minimal):
@@ -290,10 +291,7 @@ def test_a_kind_of_task_that_the_matrix_gives_it_is_played(tokenizer, tmp_path, 
     command = ["-m", "treetune", "serve", f"{tmp_path}/{target}", "--http", f":{port}"]
     with task_servers.process(*command, url=url, path="/api/health"):
         engines = guess(tokenizer, *map(written, actions)), guess(tokenizer, "#### 77")
-        rewards = [
-            play(workflow(tokenizer, url, turn_discount=1.0), engine, {"task_index": 0})["rewards"].tolist()
-            for engine in engines
-        ]
+        rewards = [play(workflow(tokenizer, url), engine, {"task_index": 0})["rewards"].tolist() for engine in engines]
     assert rewards == [[1.0], [0.0]]
 
 
@@ -304,7 +302,7 @@ def test_tools_are_called_over_http_and_the_servers_trace_is_that_of_eval(tokeni
     command = ["-m", "treetune", "serve", target, "--http", f":{port}", "--traces", str(tmp_path / "traces")]
     with task_servers.process(*command, url=url, path="/api/health"):
         engine = guess(tokenizer, *(said.written() for said in tool_shop.STORY))
-        trajectory = play(workflow(tokenizer, url, turn_discount=1.0), engine, {"task_index": 1})
+        trajectory = play(workflow(tokenizer, url), engine, {"task_index": 1})
         (trace,) = tool_shop.kept(tmp_path / "traces")
     check(trajectory, engine)  # trained on are the tokens that were sampled, in one row
     assert trajectory["rewards"].tolist() == [1.0]

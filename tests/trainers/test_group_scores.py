@@ -110,6 +110,12 @@ def test_trl_plays_such_tasks_by_rollouts_and_refuses_any_other_way(taskset):
             tasks.trainer_arguments(using="reward_funcs")
 
 
+def test_answers_that_have_no_reward_alone_are_refused_and_never_worth_zero():
+    prompt = [{"role": "user", "content": "?", "task_index": 0}]
+    with TrlTasks(Ranked()) as tasks, pytest.raises(UsageError, match="scored with its group"):
+        tasks.reward([prompt], ["ab"])
+
+
 def test_answers_that_trl_scores_alone_are_said_to_be(caplog):
     with TrlTasks(Also()) as tasks, caplog.at_level(logging.WARNING):
         prompt = [{"role": "user", "content": "?", "task_index": 0}]

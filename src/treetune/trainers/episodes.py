@@ -27,7 +27,7 @@ from treetune.core.contract import Limits
 from treetune.core.environment import Action, Environment, Observation, SingleTurn, Step
 from treetune.core.mixture import ask_owner, owner_of
 from treetune.core.task import Task
-from treetune.core.taskset import Taskset
+from treetune.core.taskset import Taskset, scored_in_group
 from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import Tool, ToolSource
 from treetune.core.trace import Trace
@@ -62,6 +62,11 @@ class LocalEpisode(Episode):
         self.one_answer = isinstance(self._environment, SingleTurn) and not self.tools
         self.scores_answers = getattr(type(self._environment), "step", None) is not Environment.step
         return observation
+
+    def refuse_alone(self) -> None:
+        """Raise if the episode has no reward without the others of its group."""
+        if self.contract.group_score and not self._taskset.scores_alone(self._task):
+            raise scored_in_group(self._taskset.name, self._task)
 
     async def score_group(self, traces: Sequence[Trace]) -> None:
         """Set the rewards of traces of the task to those of the taskset's `score_group`."""

@@ -153,7 +153,7 @@ async def _open_each(taskset: Taskset[Any, Any], tasks: Sequence[Task]) -> dict[
         seen = found.setdefault(_kind_of(taskset, task), {})
         if seen and task.idx not in spread:
             continue
-        episode = await LocalEpisode.start(taskset, task, Limits(timeout=600))
+        episode = await LocalEpisode.start(taskset, task, Limits(timeout=600), in_group=True)
         async with episode:
             seen[task.idx] = _Opening(episode.observation.messages(), episode.tools, episode.one_answer)
     return found

@@ -24,7 +24,7 @@ from treetune.core.environment import Action
 from treetune.errors import UsageError
 from treetune.serve import ServeError
 from treetune.system import threads
-from treetune.trainers.episodes import LiveEpisodes, or_error
+from treetune.trainers.episodes import LiveEpisodes, LocalEpisode, or_error
 from treetune.trainers.token_episode import FailureLog, Hooks, PlayedEpisode
 from treetune.trainers.trl.columns import TaskOpening, count_answers, last_answer, task_index_of
 
@@ -60,6 +60,8 @@ class CalledEpisode:
         if isinstance(started, ServeError):
             self._backend.log.add(started)
             return None
+        if isinstance(started, LocalEpisode):
+            started.refuse_alone()
         return TaskOpening(index, self._backend.hooks.show(started.observation, []), started.tools)
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:

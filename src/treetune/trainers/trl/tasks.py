@@ -25,7 +25,7 @@ from treetune.play.episode import CLOSE_SECONDS
 from treetune.serve import ServeError
 from treetune.system import threads
 from treetune.tasksets.target import load_taskset
-from treetune.trainers.episodes import LiveEpisodes, LocalEpisodes, connect
+from treetune.trainers.episodes import LiveEpisodes, LocalEpisode, LocalEpisodes, connect
 from treetune.trainers.group_scores import score_group
 from treetune.trainers.rollout_log import trace_of, trace_of_tokens
 from treetune.trainers.single_turn import refuse_begun_answer
@@ -378,6 +378,8 @@ class TrlTasks(Hooks):
             ]
             for index, each, _ in live:
                 if each.contract.group_score:
+                    if isinstance(each.episode, LocalEpisode):
+                        each.episode.refuse_alone()
                     self._log.warn_once("score_group() is not called: each answer is scored alone; pass rollout_func")
                 refuse_begun_answer(each.episode.observation.messages(), f"task {index}")
                 if each.episode.tools:
