@@ -36,6 +36,8 @@ FRACTION_DIGITS = 300
 """The maximum number of digits in the parts of a fraction."""
 SIDES = 20
 """The maximum number of equals signs in an answer."""
+LONGEST = 10_000
+"""The most characters of a statement that gives a number."""
 
 
 def plain(text: str) -> str:
@@ -102,7 +104,7 @@ def read_amount(statement: Statement) -> Extraction | None:
     text = statement.text
     if simple := _SIMPLE.fullmatch(text):
         return Extraction(text.strip(), value=Decimal((simple[1] or simple[2]).replace(",", "")))
-    if _DIGIT.search(text) is None:
+    if len(text) > LONGEST or _DIGIT.search(text) is None:
         return None
     text = usual(text)
     if statement.form in SENTENCES:

@@ -18,8 +18,8 @@ from treetune.scorers.reading.statements import ALONE, SEVERAL, TAIL, VERDICT, E
 from treetune.scorers.reading.wording import text_key
 from treetune.scorers.reading.words import LISTS, denied, hedged, listed, refused
 
-LONGEST = 400
-"""The most characters of a text that can be only an option."""
+LONGEST = 10_000
+"""The most characters of a statement that chooses an option."""
 
 
 class Options(NamedTuple):
@@ -50,8 +50,6 @@ class OptionReader:
         said = plain(text)
         if label := self._labels.get(said.casefold()):
             return label
-        if len(said) > LONGEST:
-            return None
         head = _HEAD.match(said)
         if head and (label := self._labels.get(head[1].casefold())):
             rest = said[head.end() :].strip(_DRESS)
@@ -64,7 +62,7 @@ class OptionReader:
     def read(self, statement: Statement) -> Extraction | None:
         if label := self.label_of(statement.text):
             return Extraction(label, value=label)
-        if statement.form in ALONE:
+        if statement.form in ALONE or len(statement.text) > LONGEST:
             return None
         return settle(statement.text, self._mentions(statement.text), agree=True)
 
