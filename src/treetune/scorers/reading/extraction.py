@@ -157,9 +157,11 @@ class Mention(NamedTuple):
     said: str
 
 
-def settle(text: str, mentions: list[Mention], first: bool = True, agree: bool = False) -> Extraction | None:
+def settle(
+    text: str, mentions: list[Mention], first: bool = True, agree: bool = False, several: bool = False
+) -> Extraction | None:
     """What a statement gives: the first or the last value that it neither denies nor only remarks on. With `agree`, all
-    such values must be the same; if not, only those of one list must."""
+    such values must be the same; else those of one list must. With `several`, it gives all of them, as a set."""
     if not mentions:
         return None
     if len(mentions) > 1:
@@ -173,12 +175,14 @@ def settle(text: str, mentions: list[Mention], first: bool = True, agree: bool =
     if not kept:
         return Extraction(None, DENIED)
     chosen = [one for group in kept for one in group] if agree else kept[0 if first else -1]
-    value = chosen[0].value
-    if any(one.value != value for one in chosen) or (agree and value in rejected) or hedged(text):
+    values = {one.value for one in chosen}
+    if (len(values) > 1 and not several) or (agree and not values.isdisjoint(rejected)) or hedged(text):
         return Extraction(None, SEVERAL)
-    return (
-        Extraction(None, f"no plain answer: {text:.60}") if value is None else Extraction(chosen[0].said, value=value)
-    )
+    if None in values:
+        return Extraction(None, f"no plain answer: {text:.60}")
+    if several:
+        return Extraction(", ".join(sorted(values)), value=frozenset(values))
+    return Extraction(chosen[0].said, value=chosen[0].value)
 
 
 def _without_remarks(text: str, mentions: list[Mention]) -> list[Mention]:
@@ -196,10 +200,8 @@ def _without_remarks(text: str, mentions: list[Mention]) -> list[Mention]:
         mentions = [one for one in mentions if one.begin >= word.end()]
     if remark := _REMARK.search(text, mentions[0].end):
         turn = _BUT.search(text, remark.end())
-        rest = text[remark.end() :].strip(_MARKS + ".")
-        if not (
-            remark[0].strip() in (":", "：") and len(rest) <= last.end - remark.end() and last.begin - remark.end() <= 2
-        ):
+        is_its_text = remark[0].strip() in (":", "：") and not text[last.end :].strip(_MARKS + ".")  # "A: London"
+        if not (is_its_text and last.begin - remark.end() <= 2):
             mentions = [one for one in mentions if one.begin < remark.start() or (turn and one.begin > turn.end())]
     return mentions
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from treetune.scorers.reading.extraction import Mention, settle
 from treetune.scorers.reading.numerals import plain
-from treetune.scorers.reading.statements import ALONE, SEVERAL, TAIL, VERDICT, Extraction, Statement, split_sentences
+from treetune.scorers.reading.statements import ALONE, TAIL, VERDICT, Extraction, Statement, split_sentences
 from treetune.scorers.reading.wording import text_key
-from treetune.scorers.reading.words import LISTS, denied, hedged, listed, refused
+from treetune.scorers.reading.words import LISTS, listed
 
 LONGEST = 10_000
 """The most characters of a statement that chooses an option."""
@@ -68,17 +68,15 @@ class OptionReader:
 
     def read_all(self, statement: Statement) -> Extraction | None:
         """All the options that a statement chooses, for tasks in which several are right: `A and C`, `AC`."""
-        text, said = statement.text, plain(statement.text)
-        labels = set(said) if said.isupper() and set(said) <= {*self._options.labels} else set[str]()
-        if not labels and statement.form not in ALONE:
-            mentions = self._mentions(text)
-            denials = [denied(text[: one.begin]) or refused(text[one.end :]) for one in mentions]
-            labels = {one.value for one, rejected in zip(mentions, denials, strict=True) if not rejected}
-            if labels and hedged(text):
-                return Extraction(None, SEVERAL)
-        if not labels and (label := self.label_of(text)):
-            labels = {label}
-        return Extraction(", ".join(sorted(labels)), value=frozenset(labels)) if labels else None
+        said = plain(statement.text)
+        labels = (
+            set(said) if said.isupper() and set(said) <= {*self._options.labels} else {self.label_of(said)} - {None}
+        )
+        if labels:
+            return Extraction(", ".join(sorted(map(str, labels))), value=frozenset(labels))
+        if statement.form in ALONE or len(said) > LONGEST:
+            return None
+        return settle(statement.text, self._mentions(statement.text), agree=True, several=True)
 
     def verdicts(self, text: str) -> list[Statement]:
         """The sentences that choose without the word `answer`: `I'd go with C`, `That leaves B`, `B is correct`."""

@@ -62,9 +62,8 @@ def read_text(statement: Statement) -> Extraction | None:
 
 
 def without_remarks(text: str) -> str:
-    """The text without words that lead to it (`therefore`, `Result:`) and up to a remark: in brackets, after a dash,"
-    " or a
-    clause such as `, because`. A doubt is no remark."""
+    """The text without words that lead to it (`therefore`, `Result:`) and up to a remark: in brackets, after a dash, or
+    a clause such as `, because`. A doubt is no remark."""
     lead = LEAD.match(text)
     begin = lead.end() if lead and lead.end() < len(text) else 0
     remark = _REMARK.search(text, begin + 1)
