@@ -77,8 +77,8 @@ def test_a_dry_run_builds_the_data_and_starts_nothing(folder, treetune):
     [
         (["kinds_of.py:Doubles"], None),
         (["environments.jsonl"], None),
-        (["kinds_of.py:Countdowns"], "50"),  # it does not say how many
-        (["kinds_of.py:Doubled"], "50"),
+        (["kinds_of.py:Countdowns"], "256"),  # it does not say how many
+        (["kinds_of.py:Doubled"], "256"),
         (["conversations.jsonl"], "5"),
         (["long.jsonl"], "9"),
         (["kinds_of.py:Countdowns", "generator.max_turns=3"], "3"),
