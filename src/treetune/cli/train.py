@@ -134,9 +134,21 @@ def start(launch: Launch) -> int:
     environment = {**os.environ, **launch.environment}
     # The trainer's processes must also find tasks that are declared in files of the current folder.
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
-    process = subprocess.Popen(launch.command, env=environment)
-    before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # the signal is meant for the trainer
+    process: subprocess.Popen[bytes] | None = None
+    ended = False
+
+    def end(*_: Any) -> None:
+        """The signal is meant for the trainer, and may arrive before that has started."""
+        nonlocal ended
+        ended = True
+        if process is not None:
+            process.terminate()
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
+        process = subprocess.Popen(launch.command, env=environment)
+        if ended:
+            process.terminate()
         while True:
             try:
                 code = process.wait()
@@ -166,7 +178,7 @@ def show(screen: Screen, launch: Launch, defaults: Mapping[str, Any]) -> None:
     screen.say("data:")
     for key, value in launch.data.items():
         screen.say(f"  {key}: {value}")
-    screen.say(f"config, changes of {launch.trainer}'s defaults:" if defaults else "config:")
+    screen.say(f"config, as changes of {launch.trainer}'s defaults:" if defaults else "config:")
     for key, value in launch.config.items():
         old = as_text(defaults[key]) if key in defaults else None
         why = launch.reasons.get(key)
