@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from treetune.config.plugins import environments
 from treetune.config.trust import USER
 from treetune.data.rows.formats import FORMATS
 from treetune.errors import ConfigError
+from treetune.sandbox import probe
 from treetune.scorers import Scorer, exact, read_scorer
 from treetune.scorers.reading.answer_format import FORMS, AnswerFormat
 from treetune.trainers.verl import compute_score
@@ -355,6 +357,21 @@ def test_an_explanation_names_the_form_that_was_used(name):
         score = scorer.score(reply, truth)
         assert score.reward > 0
         assert "####" in score.explanation, (declared, score.explanation)
+
+
+SQUARE = "def square(n):\n    return n * n"
+
+
+@pytest.mark.skipif(not probe().available, reason="no sandbox")
+@pytest.mark.parametrize("kind", ["code", "tests"])
+def test_code_is_read_in_the_declared_form_too(kind):
+    case = {"input": "3", "output": "9", "testtype": "functional", "metadata": {"func_name": "square"}}
+    truth = [case] if kind == "code" else "assert square(3) == 9"
+    scorer = read_scorer({"kind": kind, "answer": {"tag": "solution"}})
+    replies = (f"<solution>\n{SQUARE}\n</solution>", f"<solution>```python\n{SQUARE}\n```</solution>", SQUARE)
+    scores = [asyncio.run(scorer.score(reply, truth)) for reply in replies]
+    assert [score.reward for score in scores] == [1, 1, 0]
+    assert ["<solution>" in score.explanation for score in scores] == [True] * 3
 
 
 @pytest.mark.parametrize("env_class", ["gsm8k", "aime", "search"])

@@ -47,11 +47,13 @@ class Code(Scorer, frozen=True, tag="code"):
         problem = _read(truth, task)
         found = find_declared_code(answer, self.answer, problem.names)
         if found is None:
-            return Score(0.0, explanation="no code block")
+            return Score(0.0, explanation=f"no {self.answer or 'code block'}")
         passed, why = await problem.run(found)
         total = len(problem.cases)
         reward = passed / total if self.partial else float(passed == total)
-        return Score(reward, answer=found, explanation=why, metrics={"cases": total, "passed": passed})
+        return Score(
+            reward, answer=found, explanation=_with_form(why, self.answer), metrics={"cases": total, "passed": passed}
+        )
 
     def gold(self, truth: Any, task: Task | None = None) -> str | None:
         return self.say(write_solution(task) or _read(truth, task).write_solution())
@@ -70,6 +72,10 @@ def find_declared_code(answer: str, form: AnswerFormat | None, names: Collection
         return find_code(answer, names)
     text = extract(answer, form, read_as_written).text
     return None if text is None else find_code(text, names) or text
+
+
+def _with_form(why: str, form: AnswerFormat | None) -> str:
+    return why if form is None else f"{why}; read from {form}"
 
 
 def _parse(truth: Any, task: Task | None) -> CodingProblem:
@@ -109,7 +115,7 @@ class Tests(Scorer, frozen=True, tag="tests"):
         if code is None and self.answer is None:
             code = strip_thinking(answer).strip("\n")
         if code is None or not code.strip():
-            return Score(0.0, explanation="no code")
+            return Score(0.0, explanation=f"no {self.answer or 'code'}")
         program = complete_code(code, beginning, entry_point) if beginning else code
         setup = f"{beginning}\n    pass\n" if beginning else ""
         tested = await run_tests(
@@ -119,7 +125,7 @@ class Tests(Scorer, frozen=True, tag="tests"):
         return Score(
             float(right),
             answer=code,
-            explanation="every test passes" if right else tested.why or "a test fails",
+            explanation=_with_form("every test passes" if right else tested.why or "a test fails", self.answer),
             metrics={"tests": float(len(tests)), "passed": float(tested.passed)},
         )
 
