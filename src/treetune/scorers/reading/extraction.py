@@ -143,7 +143,8 @@ def _last(text: str, read: Reader) -> Extraction:
 
 def _is_item(statement: Statement) -> bool:
     """Whether it could be an item of a list: with a bullet, or only a few words."""
-    return statement.form == ITEM or (len(statement.text.split()) <= 2 and not is_title(statement.text))
+    is_short = len(statement.text.split()) <= 2 and not _CONCLUSION.match(statement.text)
+    return statement.form == ITEM or (is_short and not is_title(statement.text))
 
 
 # The values that a statement mentions

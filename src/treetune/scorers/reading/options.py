@@ -123,7 +123,7 @@ def _is_label(label: str, ahead: str, behind: str, in_list: bool) -> bool:
     if label in "AI" and _GOES_ON.match(behind):  # a word: `A city`, `I think`
         return False
     bare = ahead.rstrip(_QUOTES)
-    word = re.split(r"[\s'’]", bare)[-1].lower()
+    word = re.split(r"\s|(?<!t)['’]", bare)[-1].lower().replace("’", "'")
     if label.isdigit() or behind.startswith("%"):
         return not bare or bare.endswith((":", "：")) or word in _BEFORE_NUMBER
     return not bare or in_list or word in _BEFORE_LABEL or bare.endswith(_BEFORE_LABEL_ASIAN)

@@ -102,13 +102,14 @@ _REMARK = re.compile(
     r"[,;]?\s+(?:because|since|as (?:it|he|she|they|the|you|we)|weil|denn|parce que|car|porque|ya que|потому)\b"
     r"|[,;]\s+(?:which|who|where|when|not|rather|instead|und nicht|nicht|et non|pas|y no|no|die|der|das|qui|que|donde"
     r"|welche[rs]?"
-    r"|а не|located|known|born|written|i (?:believe|think|guess)|glaube ich|denke ich|je (?:crois|pense)|creo)\b"
+    r"|а не|located|known|born|written|of course|i (?:believe|think|guess)|glaube ich|denke ich|je (?:crois|pense)|creo)\b"
     r"|\s[–—-]\s|\s+\(|\s*（|,?因为|，",
     re.I,
 )
 _VERB = re.compile(
     r"(?:.*\s)?(?:is|was|are|were|be|called|named|it['’]s|that['’]s|c['’]est|ist|war|heißt|est|était|es|fue|era|è|é|by"
     r"|von|por|par|→|=>)"
-    r"\s(?!not\b|nicht\b|pas\b)|.*?(?:是|叫做?|为)(?!不)|.*は(?=\w)"
+    r"\s(?!not\b|nicht\b|pas\b)|.*?(?:是|叫做?|为)(?!不)|.*は(?=\w)",
+    re.I,
 )
 _BULLET = re.compile(r"(?:[-*•]|\d{1,4}[.)])\s+")
