@@ -34,7 +34,7 @@ from treetune.scorers.reading.statements import (
     is_title,
     last_statements,
 )
-from treetune.scorers.reading.words import LISTS, denied, hedged, listed, refused, taken_back, unsure, words_of
+from treetune.scorers.reading.words import LISTS, denied, either, hedged, listed, refused, taken_back, unsure, words_of
 
 Reader = Callable[[Statement], Extraction | None]
 """Reads a statement. None: it says nothing of this kind. An extraction without a text: it is no single answer."""
@@ -231,13 +231,6 @@ def _joined(between: str) -> bool:
 _MARKS = " \t*_`\"'“”‘’([{)]}$>#"
 _JSON = re.compile(r"\"?,?\s*\"\w+\"\s*:\s*\"?")
 _JOINING = frozenset(listed(LISTS["joining"]))
-_CONCLUSION = re.compile(
-    r"\b(?:so|thus|therefore|hence|makes?|makes|leaves|gives|giving|daher|somit|donc|portanto|quindi|поэтому)\b|所以",
-    re.I,
-)
-_BUT = re.compile(r"\b(?:but|aber|mais|pero|mas|ma|но)\b|但", re.I)
-_REMARK = re.compile(
-    r"[\s,;:–—-]+(?:because|since|as|for|which|while|whereas|although|though|unlike|given|weil|denn|da|car|parce|porque"
-    r"|ya que|puisque|потому)\b|[:：]\s|因为|\s[(（](?=[^()（）]{4})",
-    re.I,
-)
+_CONCLUSION = re.compile(rf"\b(?:{either('concluding')})\b|所以", re.I)
+_BUT = re.compile(rf"\b(?:{either('but')})\b|但", re.I)
+_REMARK = re.compile(rf"[\s,;:–—-]+(?:{either('reasons', 'remarks')})\b|[:：]\s|因为|\s[(（](?=[^()（）]{{4}})", re.I)

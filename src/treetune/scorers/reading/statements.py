@@ -335,7 +335,9 @@ _OTHER, _IF = (frozenset(listed(LISTS[name])) for name in ("other_answer", "if")
 _OTHER_ASIAN = ("错误", "错", "不是", "错误的", "错的")
 _ANSWER_TAG = re.compile("</?answer>")
 _STOPS = re.compile(r"[.!?][*_\"'”’)\]`]*(?=\s)|[。！？]")
-_ABBREVIATION = re.compile(r"(?:^|[\s.({\"'“*_])(?:[A-Z]|St|Dr|Mr|Mrs|Ms|Prof|Jr|Sr|Mt|Ft|vs|approx|ca|bzw|No)\.$")
+_ABBREVIATION = re.compile(
+    r"(?:^|[\s.({\"'“*_])(?:[A-Z]|St|Dr|Mr|Mrs|Ms|Prof|Jr|Sr|Mt|Ft|vs|approx|ca|bzw|No|i\.e|e\.g)\.$"
+)
 _DRESS = " \t\r*_`\"'“”‘’$#>|-=~:.,\\[]{}()!"
 _OPENING = re.compile(r"(`{3,}|~{3,})")
 _FENCE = re.compile(r"(?:```|~~~)\s*\w*")

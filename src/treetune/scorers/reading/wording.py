@@ -13,7 +13,7 @@ from typing import Any
 
 from treetune.scorers.reading.numerals import plain, read_number, read_truth
 from treetune.scorers.reading.statements import FIRST, PROSE, SENTENCES, Extraction, Statement
-from treetune.scorers.reading.words import denied, hedged
+from treetune.scorers.reading.words import denied, either, hedged
 
 
 def text_key(text: str) -> str:
@@ -51,7 +51,7 @@ def read_text(statement: Statement) -> Extraction | None:
     think.` A question has a key that no other text has."""
     if statement.form == FIRST:
         return None
-    text = plain(statement.text)
+    text = plain(statement.text.replace("’", "'"))
     if statement.form in SENTENCES or ":" in statement.form:
         text = without_remarks(text.removesuffix("!"))
         if statement.form in PROSE and (verb := _VERB.match(text)):
@@ -64,7 +64,7 @@ def read_text(statement: Statement) -> Extraction | None:
 def without_remarks(text: str) -> str:
     """The text without words that lead to it (`therefore`, `Result:`) and up to a remark: in brackets, after a dash, or
     a clause such as `, because`. A doubt is no remark."""
-    lead = LEAD.match(text)
+    lead = _LEAD.match(text)
     begin = lead.end() if lead and lead.end() < len(text) else 0
     remark = _REMARK.search(text, begin + 1)
     end = remark.start() if remark and not hedged(text[remark.start() :]) else len(text)
@@ -89,27 +89,15 @@ _USUAL |= {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {ord("�
 _ARTICLES = frozenset("the a an der die das le la les l' el los las il lo".split())
 _ASKS = ("?", "？", "か", "吗")
 _JAPANESE_END = re.compile("(?:です|でした|である|だ)$")
-LEAD = re.compile(
-    r"(?:(?:therefore|thus|no|well|ok|okay|hence|so|clearly|simply|definitely|indeed|yes|also|option|i (?:believe"
-    r"|think)|that|without (?:a |any )?doubt"
-    r"|of course|sure|certainly|in conclusion|donc|also|daher|somit|por (?:lo )?tanto)\b[\s,:]+"
-    r"|[^:：\n]{0,30}\b(?:output|result|reversed|solution|verdict|text|text is|ergebnis|lösung|résultat|resultado"
-    r"|geschrieben|revés es)[*_]*\s*[:：]\s*"
+_LEAD = re.compile(
+    rf"(?:(?:{either('leads')})\b[\s,:]+|[^:：\n]{{0,30}}\b(?:{either('labels')})[*_]*\s*[:：]\s*"
     r"|[^:：\n]{0,6}(?:结果|逆順)\s*[:：]\s*)+",
     re.I,
 )
 _REMARK = re.compile(
-    r"[,;]?\s+(?:because|since|as (?:it|he|she|they|the|you|we)|weil|denn|parce que|car|porque|ya que|потому)\b"
-    r"|[,;]\s+(?:which|who|where|when|not|rather|instead|und nicht|nicht|et non|pas|y no|no|die|der|das|qui|que|donde"
-    r"|welche[rs]?"
-    r"|а не|located|known|born|written|of course|i (?:believe|think|guess)|glaube ich|denke ich|je (?:crois|pense)|creo)\b"
-    r"|\s[–—-]\s|\s+\(|\s*（|,?因为|，",
-    re.I,
+    rf"[,;]?\s+(?:{either('reasons')})\b|[,;]\s+(?:{either('asides')})\b|\s[–—-]\s|\s+\(|\s*（|,?因为|，", re.I
 )
 _VERB = re.compile(
-    r"(?:.*\s)?(?:is|was|are|were|be|called|named|it['’]s|that['’]s|c['’]est|ist|war|heißt|est|était|es|fue|era|è|é|by"
-    r"|von|por|par|→|=>)"
-    r"\s(?!not\b|nicht\b|pas\b)|.*?(?:是|叫做?|为)(?!不)|.*は(?=\w)",
-    re.I,
+    rf"(?:.*\s)?(?:{either('saying')})\s(?!not\b|nicht\b|pas\b)|.*?(?:是|叫做?|为)(?!不)|.*は(?=\w)", re.I
 )
 _BULLET = re.compile(r"(?:[-*•]|\d{1,4}[.)])\s+")

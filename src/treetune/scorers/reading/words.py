@@ -30,6 +30,11 @@ def listed(words: str) -> tuple[str, ...]:
     return tuple(word.replace("_", " ") for word in words.split())
 
 
+def either(*names: str) -> str:
+    """A pattern for any word of some lists."""
+    return "|".join(re.escape(word) for name in names for word in listed(LISTS[name]))
+
+
 def words_of(text: str) -> list[str]:
     return _WORD.findall(text.lower().replace("’", "'"))
 
