@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from treetune.scorers.reading.words import LISTS, denied, hedged, listed, polite, refused, words_of
+from treetune.scorers.reading.words import LISTS, denied, either, hedged, listed, polite, refused, words_of
 
 HEAD, TAIL = 400, 1000
 """How many characters at the beginning and at the end of a reply may have a sentence with the word `answer`."""
@@ -303,23 +303,17 @@ _INVISIBLE = dict.fromkeys(
 _INVISIBLE |= dict.fromkeys((0x202F, 0x2009), " ")
 _HASHES = re.compile("#{4,}")
 _HEADING = re.compile(
-    r"(?:\d+[.):]\s+\S|[*_]*(?:step|part|case|method|option|approach|schritt|étape|paso|步骤|第)\b|[^\n]{0,60}:[*_]*$"
-    r"|[*_#\s]*(?:(?:the |my )?(?:final )?answer|solution|explanation|conclusion|reasoning|summary|verification|check"
-    r"|calculation|result|work(?:ing)?|analysis|lösung|antwort|réponse|respuesta|答案)[*_:\s]*$)",
+    rf"(?:\d+[.):]\s+\S|[*_]*(?:{either('steps')})\b|[^\n]{{0,60}}:[*_]*$|[*_#\s]*(?:{either('titles')})[*_:\s]*$)",
     re.I,
 )
 _ANSWER = ("answer", "antwort", "respuesta", "resposta", "risposta", "tl;dr")
 _ANSWER_ALL = (*_ANSWER, "réponse", "ответ", "答案", "正解", "正确选项", "答え", "答：", "答:")
-_IS = (
-    r"(?:is|was|would be|will be|should be|must be|has to be|equals|ist|lautet|war|wäre|est|serait|était|es|sería|é"
-    r"|seria|è|sarebbe|это)(?![\w’'])|应该是|应为|就是|是|为|為|は"
-)
+_IS = rf"(?:{either('is')})(?![\w’'])|应该是|应为|就是|是|为|為|は"
 _MARK = re.compile(
     r"(?<![A-Za-zÀ-ÿа-я/])(?:answers?|tl;dr|antwort|réponse|respuesta|resposta|risposta|ответ|答案|答え|正解|正确选项"
     r"|答)(?![^\W\d_答案是为為はがの应就])"
-    r"(?:\s(?:choice|option|key|here|then|therefore|thus|final[e]?|correcta|in this case|(?:to|for|of|in|zu|auf|à|de|a"
-    r"|al)"
-    r"\s[^\n.:=?!]{1,60}?|\([^()\n]{1,40}\)))?"
+    r"(?:\s(?:choice|option|key|here|then|therefore|thus|final[e]?|correcta|in this case|(?:to|for|of|in|zu|auf"
+    r"|à|de|a|al)\s[^\n.:=?!]{1,60}?|\([^()\n]{1,40}\)))?"
     rf"(?:(?P<label>[*_\s`#\"']{{0,6}}(?:[:：=→]|[–—-](?=\s)))|[*_\s]{{0,4}}(?:{_IS})\s{{0,2}}[:：]?"
     rf"|(?P<head>[*_#\s]{{0,4}}(?=\n))"
     r"|(?P<back>))",
