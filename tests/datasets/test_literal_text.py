@@ -13,7 +13,8 @@ from treetune import load_taskset
 from treetune.tasksets.target import read_target
 from treetune.trainers.skyrl.gym import _make_config as make_config
 from treetune.trainers.skyrl.tasks import resolve_tasks_into_config as resolve_for_skyrl
-from treetune.trainers.verifiers import export_package, packing
+from treetune.trainers.verifiers import export_package
+from treetune.trainers.verifiers import package as exported
 from treetune_verl.tasks import resolve_tasks_into_config
 
 SYSTEM = "Say ${oc.env:WHO,nobody}, it costs ${price:.2f} and ${"
@@ -86,7 +87,7 @@ def test_a_saved_run_goes_on_and_is_scored_again_with_the_same_text(treetune, fo
 
 def test_an_exported_package_and_the_trainers_configs_have_the_same_text(folder):
     export_package("tasks.yaml", folder / "my-env")
-    taskset = packing.open_taskset(folder / "my-env" / "my_env" / "taskset.yaml", {})
+    taskset = exported.open_taskset(folder / "my-env" / "my_env" / "taskset.yaml", {})
     assert said(taskset[0].prompt) == FIRST
     from omegaconf import OmegaConf
 

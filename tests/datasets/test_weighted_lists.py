@@ -16,7 +16,8 @@ from treetune import load_taskset
 from treetune.data.rows import read_tasks
 from treetune.tasksets.target import read_target
 from treetune.trainers.skyrl.tasks import resolve_tasks_into_config as resolve_for_skyrl
-from treetune.trainers.verifiers import export_package, packing
+from treetune.trainers.verifiers import export_package
+from treetune.trainers.verifiers import package as exported
 from treetune_verl.tasks import get_dataset_paths, resolve_tasks_into_config
 
 SIZES = {"add": 30, "sub": 40}
@@ -116,7 +117,7 @@ def test_a_saved_run_and_a_package_keep_the_weights(treetune, folder):
     assert treetune("rescore", "run", "--json").json["changed"] == 0
     assert drawn(load_taskset("run/config.yaml")) == drawn(load_taskset("blend.yaml"))
     export_package("blend.yaml", folder / "blend")
-    packed = packing.open_taskset(folder / "blend" / "blend" / "taskset.yaml", {})
+    packed = exported.open_taskset(folder / "blend" / "blend" / "taskset.yaml", {})
     assert packed.weights == [3, 1]
     assert drawn(packed) == drawn(load_taskset("blend.yaml"))
 

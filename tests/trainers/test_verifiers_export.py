@@ -17,9 +17,10 @@ from treetune import Task, Taskset
 from treetune.cli.listing import cells
 from treetune.errors import UsageError
 from treetune.tasksets.target import load_taskset
-from treetune.trainers.verifiers import export_package, packing
+from treetune.trainers.verifiers import export_package
+from treetune.trainers.verifiers import package as exported
 from treetune.trainers.verifiers.model_calls import _with_system
-from treetune.trainers.verifiers.packing import check_playable, open_taskset
+from treetune.trainers.verifiers.package import check_playable, open_taskset
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +70,7 @@ def test_what_a_package_cannot_carry_is_refused(folder, monkeypatch):
         export_package("verifiers:my-env", folder / "my-env")
     with pytest.raises(UsageError, match="is a running server"):
         export_package("http://127.0.0.1:1", folder / "my-env")
-    monkeypatch.setattr(packing, "MOST_BYTES", 10)
+    monkeypatch.setattr(exported, "MOST_BYTES", 10)
     with pytest.raises(UsageError, match="more than"):
         export_package("truths.jsonl", folder / "my-env")
 

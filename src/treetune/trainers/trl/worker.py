@@ -3,7 +3,8 @@
     AsyncGRPOTrainer("MODEL", args=args, **tasks.async_trainer_arguments(512, "MODEL", args))
 
 `RolloutWorker` implements TRL's `RolloutWorkerProtocol`. Its thread has its own event loop, in which hooks may block;
-episodes live on the background loop, with all others.
+episodes live on the background loop, with all others. `PolicyServer` is the client of that vLLM server: tokens in,
+tokens out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import queue
+import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -22,12 +25,13 @@ from typing import Any, Self
 from treetune.chat.tokens import ChatTokens, Prompt, TokenSequence
 from treetune.core.trace import Trace
 from treetune.errors import EndpointRefusal, PolicyError, TreetuneError, UsageError, format_error
+from treetune.models import EndpointConfig
+from treetune.models.endpoint import Endpoint
 from treetune.system import threads
 from treetune.trainers.episodes import LiveEpisodes, LocalEpisode
 from treetune.trainers.group_scores import score_group
 from treetune.trainers.rollout_log import split_answers, trace_of_tokens
 from treetune.trainers.token_episode import FailureLog, Hooks, Sampled, TokenEpisode, play_episode
-from treetune.trainers.trl.vllm import PolicyServer
 
 log = logging.getLogger("treetune.trl")
 _BEAT = 0.5
@@ -320,3 +324,83 @@ def _first_of(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+ADAPTER = "trl-policy"
+"""TRL's name for the adapter that it publishes, followed by `-v` and the version of the weights."""
+_PAUSE = 1.0
+_REMEDY = (
+    "is vLLM running there? AsyncGRPOConfig says where (vllm_server_base_url) and how long to wait (request_timeout)"
+)
+
+
+class PolicyServer:
+    def __init__(self, endpoint: Endpoint, sampling: dict[str, Any], wait: float) -> None:
+        """`wait` is how many seconds the server may take to come up."""
+        self._endpoint, self._sampling, self._wait = endpoint, sampling, wait
+        self._model = ""
+        self._has_adapters = False
+        self.context: int | None = None
+        """The token limit for a prompt and its answer."""
+
+    @classmethod
+    def of(cls, args: Any, patience: float) -> PolicyServer:
+        """Return the server that an `AsyncGRPOConfig` names, with its sampling settings; requests are retried for
+        `patience` seconds."""
+        config = EndpointConfig(
+            base_url=f"{args.vllm_server_base_url.rstrip('/')}/v1",
+            timeout=float(args.request_timeout),
+            max_retries=int(math.log2(2 * patience + 1)),  # the pauses double, starting at half a second
+            max_connections=max(1, args.max_inflight_tasks),
+        )
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        sampling = {name: value for name in names if (value := getattr(args, name)) is not None}
+        sampling["max_tokens"] = args.max_completion_length
+        return cls(Endpoint(config), sampling, float(args.vllm_server_timeout))
+
+    async def close(self) -> None:
+        await self._endpoint.close()
+
+    async def learn(self, version: int) -> None:
+        """Ask which models the server has; wait until it is up."""
+        until = time.monotonic() + self._wait
+        while True:
+            try:
+                models = (await self._endpoint.get("/models"))["data"]
+                break
+            except EndpointRefusal:
+                raise
+            except PolicyError as error:
+                if time.monotonic() > until:
+                    error.remedy = _REMEDY
+                    raise
+                await asyncio.sleep(_PAUSE)
+        base = [model for model in models if not model.get("parent")]
+        if not base:
+            raise UsageError(f"{self._endpoint.url} serves no model", remedy="start it with `vllm serve MODEL`")
+        self._model, self.context = base[0]["id"], base[0].get("max_model_len")
+        self._has_adapters = any(model["id"] == f"{ADAPTER}-v{version}" for model in models)
+
+    async def sample(self, prompt: list[int], version: int) -> tuple[list[int], list[float]]:
+        """Sample one answer to a prompt. If the server has adapters, with the weights of `version`, else with its
+        latest."""
+        model = f"{ADAPTER}-v{version}" if self._has_adapters else self._model
+        # Without an individual seed, the same prompt may get the same answer from several engines.
+        asked = {"model": model, "prompt": prompt, "n": 1, "seed": random.getrandbits(63)}
+        wanted = {"return_token_ids": True, "logprobs": 0}
+        try:
+            answer = await self._endpoint.post("/completions", {**self._sampling, **asked, **wanted})
+        except PolicyError as error:
+            error.remedy = _REMEDY
+            raise
+        try:
+            (choice,) = answer["choices"]
+            ids, logprobs = list(choice["token_ids"]), list(choice["logprobs"]["token_logprobs"])
+        except (KeyError, ValueError, TypeError) as error:
+            raise UsageError(
+                f"{self._endpoint.url} sent no tokens: {answer!r:.300}",
+                remedy="serve the model with a recent vLLM",
+            ) from error
+        if choice.get("finish_reason") == "abort":
+            raise PolicyError(f"{self._endpoint.url} broke an answer off")
+        return ids, logprobs

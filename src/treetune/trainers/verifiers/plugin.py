@@ -34,7 +34,7 @@ from treetune.play.rollout import Rollout
 from treetune.play.streams import Streams
 from treetune.system.digest import digest
 from treetune.trainers.verifiers.model_calls import InterceptedModel
-from treetune.trainers.verifiers.packing import check_playable, check_task, open_taskset
+from treetune.trainers.verifiers.package import check_playable, check_task, open_taskset
 
 OPENING = "(The environment opens the conversation.)"
 """The prompt of a task that has none, because verifiers requires one."""
