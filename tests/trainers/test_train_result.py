@@ -84,6 +84,16 @@ def test_the_result_has_the_curve_validation_before_and_after_and_the_best_check
     assert line.endswith("checkpoints/global_step_3")
 
 
+def test_a_validation_without_a_reward_is_not_the_best(trained):
+    def run(folder):
+        RolloutLog.named("rollouts").add(1, rollouts([0.0]))
+        for step, reward in enumerate([None, -1.0, None]):
+            RolloutLog.named("validation").add(step, rollouts([reward]))
+            (folder / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)
+
+    assert "best validation: -1.000 at step 1: " in trained("trl", run).out
+
+
 @pytest.mark.parametrize(
     ("run", "why"),
     [

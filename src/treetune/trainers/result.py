@@ -67,9 +67,10 @@ def read_result(launch: Launch, before: Written) -> TrainResult:
         problem = "no step was taken"
     elif launch.watched and all(reward is None for reward in rewards.values()):
         problem = f"none of {plural(len(rewards), 'step')} had a rollout with a reward"
-    found = {step: path for step in validation if (path := launch.find_checkpoint(step)) is not None}
-    best = max(found, key=lambda step: validation[step] or 0.0, default=None)
-    result = TrainResult(rewards, validation, best, str(found[best]) if best is not None else None, problem)
+    known = ((reward, step) for step, reward in validation.items() if reward is not None)
+    saved = [(reward, step, path) for reward, step in known if (path := launch.find_checkpoint(step)) is not None]
+    _, best, path = max(saved, default=(None, None, None))
+    result = TrainResult(rewards, validation, best, None if path is None else str(path), problem)
     run.folder.mkdir(parents=True, exist_ok=True)
     write_atomically(run.folder / RESULT, msgspec.json.encode(result))
     return result
