@@ -34,6 +34,15 @@ def pytest_xdist_auto_num_workers() -> int | None:
     return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else 2 * (os.cpu_count() or 1)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """What is built and loaded in a run of the tests goes to a folder of its own, not to the user's cache."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit the variables
+        folder = tempfile.TemporaryDirectory(prefix="treetune-tests-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["TREETUNE_TASK_CACHE_DIR"] = f"{folder.name}/tasks"
+        os.environ["HF_HOME"] = f"{folder.name}/huggingface"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Collects without the garbage collector, which would walk through thousands of tests, now and in each of them."""
