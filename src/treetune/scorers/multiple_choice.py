@@ -1,18 +1,27 @@
-"""The scorer for multiple choice: `choice`."""
+"""The scorer for multiple choice, `choice`, and how it reads which option a statement chooses: by label, or by text.
+
+reader = option_reader(Options(("A", "B"), ("London", "Paris")))
+reader.read(Statement("the answer is", "(B) Paris"))            # Extraction("B")
+reader.read(Statement("the last statement", "A is wrong."))     # Extraction(None, "the answer is denied")
+"""
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from string import ascii_uppercase
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.errors import ConfigError, TasksetError
-from treetune.scorers.reading.extraction import extract
-from treetune.scorers.reading.options import Options, option_reader
+from treetune.scorers.reading.extraction import Mention, extract, settle
+from treetune.scorers.reading.numerals import plain
+from treetune.scorers.reading.statements import ALONE, TAIL, VERDICT, Extraction, Statement, split_sentences
+from treetune.scorers.reading.wording import text_key
+from treetune.scorers.reading.words import LISTS, listed
 from treetune.scorers.scorer import Scorer, judged, require_truths
 
 _ANY_OF = "choice: a ground truth is a list of options, of which any is right; all: true if all must be chosen"
@@ -109,9 +118,6 @@ def _make_options(labels: tuple[str, ...] | None, texts: tuple[str, ...]) -> Opt
     return Options(labels or tuple(ascii_uppercase[: len(texts)]), texts)
 
 
-_LETTERS_ALONE = Options(LETTERS)
-
-
 @lru_cache(maxsize=4096)
 def _find_label(truth: str, is_whole: bool, kind: str | None, options: Options) -> str | None:
     labels, texts = options
@@ -124,3 +130,147 @@ def _find_label(truth: str, is_whole: bool, kind: str | None, options: Options) 
     folded = [text.strip().casefold() for text in texts]
     wanted = truth.strip().casefold()
     return labels[folded.index(wanted)] if wanted in folded else None
+
+
+LONGEST = 10_000
+"""The most characters of a statement that chooses an option."""
+
+
+class Options(NamedTuple):
+    labels: tuple[str, ...]
+    texts: tuple[str, ...] = ()
+    """The texts of the labels; empty if only the labels are known."""
+
+
+_LETTERS_ALONE = Options(LETTERS)
+
+
+class OptionReader:
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._labels = {label.casefold(): label for label in options.labels}
+
+    @cached_property
+    def _texts(self) -> dict[str, str]:
+        pairs = zip(self._options.texts, self._options.labels, strict=False)
+        return {text_key(plain(text)) or text.strip(): label for text, label in pairs if text.strip()}
+
+    @cached_property
+    def _names(self) -> list[tuple[str, str]]:
+        """The texts to search for in a sentence, the longest first. A letter is no name."""
+        pairs = zip(self._options.texts, self._options.labels, strict=False)
+        names = [(text.strip().rstrip(".").casefold(), label) for text, label in pairs]
+        return sorted((pair for pair in names if len(pair[0]) > 1), key=lambda pair: -len(pair[0]))
+
+    def label_of(self, text: str) -> str | None:
+        """The option that a text consists of: a label such as `(B)` or `Option B`, a text, or a label and its text."""
+        said = plain(text)
+        if label := self._labels.get(said.casefold()):
+            return label
+        head = _HEAD.match(said)
+        if head and (label := self._labels.get(head[1].casefold())):
+            rest = said[head.end() :].strip(_DRESS)
+            if not rest or (self._texts and self._texts.get(text_key(plain(rest))) == label):
+                return label
+            if said[head.end(1) :][:1] in (")", "]", ".", ":"):
+                return None
+        return self._texts.get(text_key(said) or said) if self._options.texts else None
+
+    def read(self, statement: Statement) -> Extraction | None:
+        if label := self.label_of(statement.text):
+            return Extraction(label, value=label)
+        if statement.form in ALONE or len(statement.text) > LONGEST:
+            return None
+        return settle(statement.text, self._mentions(statement.text), agree=True)
+
+    def read_all(self, statement: Statement) -> Extraction | None:
+        """All the options that a statement chooses, for tasks in which several are right: `A and C`, `AC`."""
+        said = plain(statement.text)
+        labels = (
+            set(said) if said.isupper() and set(said) <= {*self._options.labels} else {self.label_of(said)} - {None}
+        )
+        if labels:
+            return Extraction(", ".join(sorted(map(str, labels))), value=frozenset(labels))
+        if statement.form in ALONE or len(said) > LONGEST:
+            return None
+        return settle(statement.text, self._mentions(statement.text), agree=True, several=True)
+
+    def verdicts(self, text: str) -> list[Statement]:
+        """The sentences that choose without the word `answer`: `I'd go with C`, `That leaves B`, `B is correct`."""
+        text = text[-TAIL:]
+        low = text.lower()
+        if not any(word in low for word in _CHOOSING):
+            return []
+        sentences = [one for line in text.split("\n") for one in split_sentences(line) if not _IF.match(one)]
+        return [Statement(VERDICT, one) for one in sentences if any(word in one.lower() for word in _CHOOSING)]
+
+    def _mentions(self, text: str) -> list[Mention]:
+        """Where a text names an option, by its label or its text."""
+        found: list[Mention] = []
+        low = text.casefold()
+        for name, label in self._names:
+            begin = low.find(name)
+            while begin >= 0:
+                end = begin + len(name)
+                goes_on = _GOES_ON_NAME if name not in _SMALL else _GOES_ON_SMALL
+                if not (_is_part(low, begin, end) or goes_on.match(text, end)) and not any(
+                    one.begin < end and begin < one.end for one in found
+                ):
+                    found.append(Mention(begin, end, label, label))
+                begin = low.find(name, end)
+        for match in _LABEL.finditer(text):
+            begin, end = match.span()
+            label = self._labels.get(match[0].casefold(), "")
+            if label == match[0] and not any(one.begin <= begin < one.end for one in found):
+                ahead = text[max(0, begin - 20) : begin]
+                in_list = bool(found) and _IN_LIST.fullmatch(text, found[-1].end, begin) is not None
+                if _is_label(label, ahead, text[end : end + 20], in_list):
+                    found.append(Mention(begin, end, label, label))
+        return sorted(found)
+
+
+option_reader = lru_cache(maxsize=4096)(OptionReader)
+
+
+def _is_label(label: str, ahead: str, behind: str, in_list: bool) -> bool:
+    """Whether a letter or number is a label: in brackets or bold, at the beginning of a sentence, after a word such as
+    `option` or `is`, or in a list with another label."""
+    if ahead.endswith(("(", "[", "**", "{")) and behind.startswith((")", "]", "**", "}", ".", ":")):
+        return True
+    if label in "AI" and _GOES_ON.match(behind):  # a word: `A city`, `I think`
+        return False
+    bare = ahead.rstrip(_QUOTES)
+    word = re.split(r"\s|(?<!t)['’]", bare)[-1].lower().replace("’", "'")
+    if label.isdigit() or behind.startswith("%"):
+        return not bare or bare.endswith((":", "：")) or word in _BEFORE_NUMBER
+    return not bare or in_list or word in _BEFORE_LABEL or bare.endswith(_BEFORE_LABEL_ASIAN)
+
+
+def _is_part(text: str, begin: int, end: int) -> bool:
+    """Whether a name in a text is a part of a word or a number."""
+    before, after = text[begin - 1 : begin], text[end : end + 1]
+    if (before.isalnum() and text[begin].isalnum()) or (after.isalnum() and text[end - 1].isalnum()):
+        return text[begin].isascii() and before < "\u2e80" and after < "\u2e80"
+    number = text[begin].isdigit() and bool(before) and before in "-−./"
+    return number or (text[end - 1].isdigit() and after in ".," and text[end + 1 : end + 2].isdigit())
+
+
+_DRESS = " \t*_`\"'“”‘’.,:;)(]["
+_QUOTES = " \t*_`\"'“”‘’([{:$>#"
+_SMALL = frozenset("the an is it no not or and of in to".split())
+_GOES_ON_NAME, _GOES_ON_SMALL = re.compile(" [A-Z][a-z]"), re.compile(r"\s\w")
+_HEAD = re.compile(
+    r"[\s*_`\"'“‘$>#-]*(?:(?:option|choice|answer|letter|antwort|réponse|opción|the|la|el|die|le|选项|选)\b[\s*_:]*|选项?)*"
+    r"(?:[(\[]|\\text\{)?"
+    r"[*_\"']*([A-Za-z0-9]{1,3})(?![A-Za-z0-9'’/+#])[*_\"']*[)\]}]?[*_]*",
+    re.I,
+)
+_LABEL = re.compile(r"(?<![^\W_])(?<![\w][-/.])[A-Za-z0-9]{1,3}(?![^\W_]|['’/+#-]\w|[+#]|\.\d|\s?=)", re.ASCII)
+_BEFORE_LABEL, _BEFORE_NUMBER = (frozenset(listed(LISTS["options"][key])) for key in ("before_label", "before_number"))
+_GOES_ON = re.compile(rf"\s\d|\s(?!(?:{'|'.join(listed(LISTS['options']['after_label']))})\b)[a-z]|\s?[-/]")
+_BEFORE_LABEL_ASIAN = tuple("选 是 为 項 项 は 选择 ： : 。 ， . ! ? , — – →".split())
+_IN_LIST = re.compile(
+    r"[\s)\]*_\"']{0,4}(?:,|/|&|\||\+|;|\band\b|\bor\b|\bund\b|\bet\b|\by\b|和|或|、|\s)\s?[\s(\[*_\"']{0,4}"
+)
+_IF = re.compile(r"(?:if|whether|why|suppose|wenn|falls|si|если|如果)\b", re.I)
+_CHOOSING = listed(LISTS["options"]["choosing"])
