@@ -3,7 +3,7 @@ r"""Competition math, one answer: compares the text after the last `Answer:` wit
 
     Task(prompt="...", env_class="aime", ground_truth="204")   # "Answer: $\boxed{204}$" earns 1
 
-As in skyrl-gym, only the last 300 characters are read, the answer ends at a line end or a `<`, and a box without
+As in skyrl-gym, only the last 300 characters are read, the answer ends at a line end or a tag, and a box without
 `Answer:` does not count. A ground truth that is a number is compared as a number. Any other ground truth is normalised,
 and so is the answer: units, dollar signs, `\text`, `\boxed` and spaces are removed, `\frac12` becomes `\frac{1}{2}`. A
 reply with several different answers earns nothing. `reward_spec: {method: math_verify}` also compares by meaning.
@@ -32,6 +32,7 @@ from treetune.tasksets.turns import TurnEnvironment, list_answers
 TAIL = 300
 """The answer is searched in this many characters at the end of a reply."""
 
+_TAG = re.compile("<[/|]?[a-z]", re.I)
 _ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n<]+)")
 # The normalisation of Minerva (Lewkowycz et al. 2022, appendix D), in the order that verl and skyrl-gym use.
 _REPLACEMENTS = {"an ": "", "a ": "", ".$": "$", r"\$": "", "\\ ": "", " ": "", "mbox": "text"}
@@ -107,7 +108,7 @@ def find_answer(text: str) -> Extraction:
 
 
 def _read(statement: Statement) -> Extraction | None:
-    return read_formula(statement._replace(text=statement.text.partition("<")[0]))
+    return read_formula(statement._replace(text=_TAG.split(statement.text)[0]))
 
 
 def _same(one: str, other: str) -> bool:

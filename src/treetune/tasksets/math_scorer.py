@@ -12,7 +12,8 @@ from treetune.core.task import Task
 from treetune.scorers import Scorer
 from treetune.scorers.reading.extraction import Mention, extract, settle
 from treetune.scorers.reading.numerals import plain, read_amount, read_number, read_truth
-from treetune.scorers.reading.statements import ALONE, PROSE, SENTENCES, Extraction, Statement
+from treetune.scorers.reading.statements import ALONE, PROSE, SENTENCES, WHOLE, Extraction, Statement
+from treetune.scorers.reading.wording import text_key
 from treetune.scorers.reading.words import MAGNITUDES, denied, hedged, words_of
 from treetune.scorers.scorer import judged, require_truths
 from treetune.tasksets.math_verifier import compare, is_single, require_math_verify
@@ -59,13 +60,15 @@ def read_formula(statement: Statement) -> Extraction | None:
             return msgspec.structs.replace(number, value=number.text)
         text = _IS.sub("", text)
         if statement.form in SENTENCES and (hedged(text) or denied(text) or not _MATHS.search(text)):
-            return None
+            return Extraction(plain(text), value=text) if statement.form == WHOLE else None
     return Extraction(text.strip(), value=text) if plain(text) else None
 
 
 def _means(said: str, truth: str) -> bool:
     if "".join(said.split()) == "".join(truth.split()):
         return True
+    if not _MATHS.search(said):  # words
+        return text_key(said) == text_key(plain(truth))
     numbers = read_number(said), read_number(truth)
     if numbers[0] is not None and read_truth(truth) is not None:
         return numbers[0] == numbers[1]
