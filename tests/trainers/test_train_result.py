@@ -201,6 +201,8 @@ def test_the_plan_shows_changes_of_the_defaults_and_refuses_unknown_keys(treetun
 def test_there_are_as_many_epochs_as_the_steps_take(treetune, trainer, key, epochs):
     plan = treetune("train", trainer, "kinds_of.py:Doubles", "-m", "M", "--steps", "40", "--dry-run", "--json").json
     assert int(plan["config"][key]) == 40  # each step takes all tasks
+    if trainer == "skyrl":  # which saves after each epoch
+        assert plan["config"]["trainer.max_ckpts_to_keep"] == "11"
 
 
 def test_validation_is_asked_for_only_where_there_is_some(treetune):

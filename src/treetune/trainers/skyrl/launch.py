@@ -18,7 +18,7 @@ from treetune.trainers import launch
 from treetune.trainers.launch import Launch, Setting, TargetTasks, TrainRequest
 from treetune.trainers.lengths import count_longer, measure
 from treetune.trainers.skyrl.tasks import list_environments
-from treetune.trainers.train_run import TrainRun, describe_interval, interval
+from treetune.trainers.train_run import PARTS, TrainRun, describe_interval, interval
 
 LENGTH = 512
 """SkyRL's default limit for the tokens of prompts."""
@@ -58,6 +58,9 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "trainer.eval_interval": Setting(every if validates else -1, tenth if validates else "no validation"),
         "trainer.eval_before_train": Setting(validates and not run.resume, start if validates else "no validation"),
         "trainer.ckpt_interval": Setting(every, f"{tenth}, and the end of each epoch"),
+        "trainer.max_ckpts_to_keep": Setting(
+            PARTS + 1 if epochs > PARTS else None, f"SkyRL also saves at the end of each of the {epochs} epochs"
+        ),
         "trainer.ckpt_path": Setting(str(run.checkpoints), "the checkpoints of this training alone"),
         "trainer.resume_mode": Setting("latest" if run.resume else "none", "only --resume continues a training"),
         "trainer.export_path": Setting(str(run.validation), "the rollouts of validations, for `treetune view`"),
