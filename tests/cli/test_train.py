@@ -16,10 +16,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from kinds import write_targets
+from kinds import CONTRACTS, write_targets
 from omegaconf import OmegaConf
 from raising import raises_code
 
+from treetune.core.contract import SCORED_ALONE
 from treetune.trainers import launch
 from treetune.trainers.areal.__main__ import make_rows, serve
 from treetune.trainers.launch import TRAINERS, Launch, Setting, TrainRequest, as_text, merge, plan
@@ -309,6 +310,7 @@ def test_whoever_ends_the_verb_ends_the_trainer(folder):
 ENDED = """
 import sys
 from treetune.cli.app import run
+from treetune.core.contract import SCORED_ALONE
 from treetune.trainers import launch
 
 code = "import os, time; print('trainer', os.getpid(), flush=True); time.sleep(600)"
@@ -352,3 +354,16 @@ def test_a_value_of_a_plan_is_text_to_omegaconf(text):
     assert quoted.startswith("'")
     inner = quoted[1:-1].replace("\\'", "'")  # as hydra unquotes it
     assert OmegaConf.create({"value": inner})["value"] == text
+
+
+@pytest.mark.parametrize("trainer", ["areal", "slime"])
+def test_a_trainer_that_scores_each_episode_alone_refuses_or_warns_of_groups_at_the_start(
+    trainer, folder, treetune, monkeypatch
+):
+    (folder / "contracts_of.py").write_text(CONTRACTS)
+    monkeypatch.chdir(folder)
+    command = ("train", trainer, "-m", "model", "--dry-run", "--json", "--val", "0")
+    refused = treetune(*command, "contracts_of.py:OnlyTogether")
+    assert (refused.code, SCORED_ALONE in refused.err) == (2, True), refused.err
+    warned = treetune(*command, "contracts_of.py:Together")
+    assert (warned.code, SCORED_ALONE in warned.err) == (0, True), warned.err

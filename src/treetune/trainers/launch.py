@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,7 +28,9 @@ from treetune.config.interpolation import escape_text
 from treetune.config.structs import load_yaml
 from treetune.core.fingerprint import taskset_fingerprint
 from treetune.core.from_config import build_taskset
+from treetune.core.mixture import parts_of
 from treetune.core.taskset import Taskset
+from treetune.data.rows.scorer import refuse_groups
 from treetune.errors import TreetuneError, UnknownNameError, UsageError, did_you_mean, plural
 from treetune.tasksets.target import is_server, locate, read_target
 from treetune.trainers.held_out import NONE, HeldOut, hold_out, hold_out_rows
@@ -123,6 +126,15 @@ class TargetTasks(NamedTuple):
     def hold_out(self, request: TrainRequest) -> HeldOut:
         assert self.train is not None
         return hold_out(self.train, request.val, request.num_tasks, self.declared)
+
+    def check_groups(self) -> None:
+        """For trainers that score each episode alone: refuse tasks that are only scored in groups, and warn of a
+        `score_group` that is not called. The first task of each source stands for the others."""
+        for taskset in filter(None, (self.train, self.declared)):
+            for part in parts_of(taskset):
+                for task in part.draw(1) if part.scores_groups and not hasattr(part, "sources") else ():
+                    if (lost := refuse_groups(part, task)) is not None:
+                        warnings.warn(lost, stacklevel=3)
 
 
 class Setting(NamedTuple):

@@ -24,6 +24,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     gpus = launch.count_gpus()
     halves = max(1, gpus // 2)  # one for sampling, one for training
     batch = request.given("train_dataset.batch_size", BATCH)
+    tasks.check_groups()
     held = None if tasks.train is None else tasks.hold_out(request)
     count = request.num_tasks if held is None or held.train is None else len(held.train)
     per_epoch = (count or 0) // batch

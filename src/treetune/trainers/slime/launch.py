@@ -31,6 +31,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     if steps % every:
         tenth += "; slime does not add the last one"
     assert tasks.train is not None  # a server is refused above
+    tasks.check_groups()
     held = tasks.hold_out(request)
     lengths = measure(tasks.train, request.model)
     name = HELD_OUT if tasks.declared is None else "validation"
