@@ -101,14 +101,16 @@ def python():
     return venv(*OPENENV)
 
 
+SIDE = Path(__file__).parents[1] / "support" / "openenv_side.py"
+
+
 @contextlib.contextmanager
-def running(python: Path, script: str, *arguments: str | int):
+def running(python: Path, server: str, *arguments: str | int):
     """A server of theirs: its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    file = Path(__file__).parents[1] / "support" / script
-    process = subprocess.Popen([python, file, str(port), *map(str, arguments)], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([python, SIDE, server, str(port), *map(str, arguments)], stdout=subprocess.DEVNULL)
     try:
         while True:
             assert process.poll() is None, "it could not start"
@@ -166,7 +168,7 @@ def test_their_clients_earn_on_our_server_what_eval_says(folder, python, monkeyp
             "calls": [call for one in tool_shop.STORY for call in one.calls],
         }
         (folder / "story.json").write_text(json.dumps(story))
-        found = json.loads(run(python, Path(__file__).parents[1] / "support/openenv_side.py", folder / "story.json"))
+        found = json.loads(run(python, SIDE, "play", folder / "story.json"))
     assert found["generic"] == found["generic, sync"] == found["generic, sixteen at once"] == found["ors"] == guessed
     assert found["generic with tools"] == bought
     assert sum(reward for reward, _ in bought) == evaluated
@@ -286,7 +288,7 @@ def alike(value, key: str = ""):
 
 def test_the_same_messages_get_the_same_answers_from_their_server_and_ours(folder, python):
     with (
-        running(python, "openenv_server_side.py", 8, folder) as theirs,
+        running(python, "openenv", 8, folder) as theirs,
         serve(folder, "guesses.py:Echo", "--openenv", ":0") as server,
     ):
         ours = server.report["openenv"]
@@ -313,7 +315,7 @@ def evaluate(treetune):
 
 
 def test_the_environment_of_an_openenv_server_is_a_target(folder, python, treetune, evaluate):
-    with running(python, "openenv_server_side.py", 1, folder) as address:  # for one at a time: others wait
+    with running(python, "openenv", 1, folder) as address:  # for one at a time: others wait
         target = f"openenv:{address}"
         shown = treetune("show", target, "-n", "2", "--json").json
         assert shown["infinite"]
@@ -329,7 +331,7 @@ def test_the_environment_of_an_openenv_server_is_a_target(folder, python, treetu
 
 
 def test_the_environment_of_an_ors_server_is_a_target(folder, python, treetune, evaluate):
-    with running(python, "ors_server_side.py") as address:
+    with running(python, "ors") as address:
         target = f"ors:{address}"
         shown = treetune("show", target, "-n", "2", "--taskset.split", "test", "--json").json
         assert not shown["infinite"]
