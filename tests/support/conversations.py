@@ -9,7 +9,7 @@ import asyncio
 
 import msgspec
 
-from treetune import Environment, Step, Task, Taskset, tool
+from treetune import Contract, Environment, Step, Task, Taskset, tool
 
 
 class Rules(Environment):
@@ -63,6 +63,25 @@ class AtTurn30(AtTurn12):
 class AfterZero(Rules):
     def reward(self, text):
         return float(self.played == 2)
+
+
+class Discounted(Rules):
+    """Trainers train on half of its reward for each turn."""
+
+    CONTRACT = Contract(turn_discount=0.5)
+    turns = 2
+
+    def reward(self, text):
+        return 0.5
+
+
+class Limited(Rules):
+    """Its contract ends it before its rules do."""
+
+    CONTRACT = Contract(max_turns=2)
+
+    def reward(self, text):
+        return 0.25
 
 
 class Cut(Environment):
@@ -153,6 +172,14 @@ class Late(Single):
     prompt, env_class = "Wait for it.", "AfterZero"
 
 
+class Discounting(Single):
+    prompt, env_class = "Be quick.", "Discounted"
+
+
+class Limiting(Single):
+    prompt, env_class = "Say two things.", "Limited"
+
+
 class CutShort(Single):
     prompt, env_class = "Walk on.", "Cut"
 
@@ -211,11 +238,21 @@ class Boards(Taskset[Board]):
         return 0.75 * (known and answer == " ".join(cell.name for cell in task.cells["row"]))
 
 
-class Grouped(Foreign):
-    """Its rewards are those of a group."""
+class Ranked(Taskset):
+    """Only groups have rewards."""
+
+    def load_tasks(self):
+        yield Task(prompt="Say more than others.")
 
     def score_group(self, task, traces):
-        return [0.5 * self.reward(task, trace.answer or "") for trace in traces]
+        return [0.5 for _ in traces]
+
+
+class Grouped(Ranked):
+    """An answer alone has one too."""
+
+    def reward(self, task, answer):
+        return 1.0
 
 
 MIXTURE = """

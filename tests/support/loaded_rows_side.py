@@ -20,9 +20,9 @@ typing.TypedDict = typing_extensions.TypedDict  # type: ignore[assignment]
 
 @functools.cache
 def read_config(model: str) -> Any:
-    from verl_side import trainer_config
+    from verl_side import rows_config
 
-    return trainer_config(model).data
+    return rows_config(model).data
 
 
 def load_by_verl(model: str, tokenizer: Any, file: str) -> list[dict[str, Any]]:

@@ -29,7 +29,8 @@ SUPPORT = Path(__file__).parent
 
 @contextmanager
 def open_side(pins: tuple[Any, ...], program: str, folder: Path, **environment: str) -> Iterator[Callable[..., Any]]:
-    """A program that runs in the folder until the end of the block; what asks it a question."""
+    """A program that runs in the folder until the end of the block; what asks it a question. The environment variables
+    of a question stay set."""
     path = os.pathsep.join([str(venvs.ROOT / "src"), str(venvs.ROOT), str(SUPPORT)])
     settings = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     settings |= {"TREETUNE_TASK_CACHE_DIR": str(folder / "cache"), **environment}
@@ -43,8 +44,8 @@ def open_side(pins: tuple[Any, ...], program: str, folder: Path, **environment: 
     assert running.stdin is not None
     assert running.stdout is not None
 
-    def ask(what: str, **question: Any) -> Any:
-        print(json.dumps([what, question]), file=running.stdin, flush=True)
+    def ask(what: str, *, variables: dict[str, str] | None = None, **question: Any) -> Any:
+        print(json.dumps([what, question, variables or {}]), file=running.stdin, flush=True)
         line = running.stdout.readline()
         assert line, f"{program} ended with {running.wait()}:\n{errors.read_text()[-4000:]}"
         found, error = json.loads(line)
@@ -68,7 +69,8 @@ def answer(*functions: Callable[..., Any]) -> None:
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)
         for line in sys.stdin:
-            what, question = json.loads(line)
+            what, question, variables = json.loads(line)
+            os.environ.update(variables)
             found = error = None
             try:
                 found = known[what](**question)

@@ -1,7 +1,7 @@
 """Runs in SkyRL's virtual environment, and says what the real SkyRL and skyrl-gym make of tasks.
 
     python skyrl_side.py WHAT REQUEST.json ANSWER.json     # needs a skyrl_gym that was not touched before
-    python skyrl_side.py answer                            # plays conversations: sides.py
+    python skyrl_side.py answer                            # answers any number of requests: sides.py
 
 What each WHAT is asked and answers stands with its function.
 """
@@ -42,7 +42,7 @@ def episodes(request: dict[str, Any]) -> list[list[Any]]:
     if request.get("all"):
         register(replace=True)
     for spec, id in request["register"]:
-        register(spec, id=id)
+        register(spec, id=id, replace=True)
     return [
         [
             episode(env_class, messages, extras, answers, request["config"])
@@ -79,7 +79,7 @@ def generated(request: dict[str, Any]) -> dict[str, Any]:
 
     register(replace=True)
     for spec, id in request.get("register", []):
-        register(spec, id=id)
+        register(spec, id=id, replace=True)
     config = SkyRLTrainConfig.from_cli_overrides(request.get("overrides", []))
     tokenizer = AutoTokenizer.from_pretrained(request["model"])
     generator = SkyRLGymGenerator(
@@ -112,7 +112,6 @@ def generated(request: dict[str, Any]) -> dict[str, Any]:
 
 def play_story(target: str, says: list[Any], num_tasks: int | None = None) -> Played:
     """A conversation, as `treetune train skyrl` starts SkyRL: the rewards and tokens that its generator gives."""
-    texts = texts_of(says)
     allow_typed_dicts()
     from skyrl.train.config import SkyRLTrainConfig
     from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
@@ -121,7 +120,7 @@ def play_story(target: str, says: list[Any], num_tasks: int | None = None) -> Pl
 
     from treetune.trainers.skyrl import register
 
-    model = Path("model")
+    model, texts = Path("model"), texts_of(says)
     if not model.exists():
         make_model(model)
     try:
@@ -255,7 +254,7 @@ def allow_typed_dicts() -> None:
 def main(what: str, *files: str) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if what == "answer":
-        sides.answer(play_story)
+        sides.answer(play_story, items, episodes, generated, config)
     else:
         asked, answer = map(Path, files)
         answer.write_text(json.dumps(globals()[what](json.loads(asked.read_text()))))

@@ -28,6 +28,8 @@ class Story(NamedTuple):
     says: list[Said]
     reward: float
     truncated: bool = False
+    shaped: float | None = None
+    """What trainers train on, if that is not the reward."""
 
     @property
     def texts(self) -> list[str]:
@@ -40,9 +42,9 @@ class Story(NamedTuple):
         return self.target in ("conversations.py:Boards", "mixture.yaml")
 
 
-def _story(name: str, reward: float, *says: str | Said, truncated: bool = False) -> Story:
+def _story(name: str, reward: float, *says: str | Said, **further: Any) -> Story:
     target = name if "." in name else f"conversations.py:{name}"
-    return Story(target, [Said(one) if isinstance(one, str) else one for one in says], reward, truncated)
+    return Story(target, [Said(one) if isinstance(one, str) else one for one in says], reward, **further)
 
 
 STORIES = {
@@ -62,7 +64,10 @@ STORIES = {
     "an empty answer": _story("Silent", 1.0, "", "now"),
     "unicode": _story("Foreign", 1.0, "naïve — 日本語 🙂 é"),
     "a reward after zeros": _story("Late", 1.0, "a", "b", "c"),
-    "a group": _story("Grouped", 0.5, "naïve — 日本語 🙂 é"),
+    "a declared discount": _story("Discounting", 1.0, "a", "b", shaped=0.25),
+    "a declared limit": _story("Limiting", 0.5, "a", "b", truncated=True),
+    "a group": _story("Grouped", 0.5, "more"),
+    "a group alone": _story("Ranked", 0.5, "more"),
 }
 END = "<end>"
 """An end token in the pieces that are trained on, whatever a tokenizer calls it."""
@@ -80,12 +85,12 @@ class Played(NamedTuple):
     """Why it is not played, if that is said before anything is sampled."""
 
 
-def check(played: Played, story: Story, by_eval: Played | None = None) -> None:
-    """What eval makes of a story is made of it everywhere."""
-    by_eval = by_eval or Played(story.reward)
+def check(played: Played, story: Story, trains: bool = False) -> None:
+    """What eval makes of a story is made of it everywhere; a trainer trains on its shaped reward."""
     assert played.refused is None
     assert played.reward is not None
-    assert abs(played.reward - story.reward) < 1e-6  # trainers have floats of 32 bits
+    expected = story.reward if not trains or story.shaped is None else story.shaped
+    assert abs(played.reward - expected) < 1e-6  # trainers have floats of 32 bits
     assert played.turns is None or abs(sum(played.turns) - story.reward) < 1e-6
     assert played.trained in (None, [piece for text in story.texts for piece in [*text, END]])
     assert played.truncated in (None, story.truncated)

@@ -42,9 +42,9 @@ DONE = "Done."
 
 def play_story(target: str, says: list[Any], num_tasks: int | None = None, way: str | None = None) -> Played:
     """A conversation, as `treetune train trl` starts TRL's trainers, or with the environments that TRL plays itself."""
-    texts = texts_of(says)
     import trl
 
+    texts = texts_of(says)
     folder = Path(f"trained-{len(list(Path().glob('trained-*')))}").absolute()
     tokenizer = letters_tokenizer()
     tokenizer.padding_side = "left"
@@ -82,8 +82,8 @@ class Told:
 
     def __init__(self, tokenizer: Any, texts: list[str], way: str | None) -> None:
         self.tokenizer, self.texts, self.way = tokenizer, texts, way
-        if way == "environment_factory":
-            self.texts = [*texts, DONE]
+        self.after = [DONE] if way == "environment_factory" and "<tool_call>" in texts[-1] else []
+        self.texts = [*texts, *self.after]
         self.turns = 0
         """How many answers were sampled, of all episodes at once."""
         self.rewards: list[float | None] = []
@@ -144,10 +144,8 @@ class Told:
         assert self.turns == len(self.texts), f"only {self.turns} of {len(self.texts)} turns were played"
         (reward,) = set(self.rewards)
         (trained,) = {tuple(pieces_of(self.tokenizer, ids, mask)) for ids, mask in self.rows}
-        if self.way == "environment_factory":
-            extra = len(pieces_of(self.tokenizer, letters(self.tokenizer, DONE)))
-            trained = trained[:-extra]
-        return Played(reward, None, list(trained))
+        after = sum(len(letters(self.tokenizer, text)) for text in self.after)
+        return Played(reward, None, list(trained[: len(trained) - after]))
 
 
 class Server:

@@ -1,11 +1,11 @@
 """Runs in verl's virtual environment, and says what the real verl makes of tasks: its dataset, its reward managers, and
 its agent loop workers, with a script in the place of the engine, which needs a GPU.
 
-    python verl_side.py rows|scores|scores_on_ray|runs|loops REQUEST.json ANSWER.json
-    python verl_side.py answer                                   # plays conversations: sides.py
+    python verl_side.py scores_on_ray|loops REQUEST.json ANSWER.json
+    python verl_side.py answer                # plays conversations, and says what verl makes of rows: sides.py
 
 The request of rows and scores has `tasks` (as in `train_tasks`) or `files`, `model` (a folder) and, for scores, an
-answer to each row; `runs` are several such requests for scores.
+answer to each row.
 
 That of loops has `model`, `loops` (a YAML file of agent loops) and `runs`. Each has a `worker` (`v0` and `v1` on Ray,
 `here` is v0 in this process), `files` of rows, what the model `says` to a prompt, `n` rollouts and an `agent`.
@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +50,8 @@ from treetune_verl.tasks import get_dataset_paths
 TOLD = ("turn_scores", "min_global_steps", "max_global_steps")
 FIELDS = ["prompts", "responses", "response_mask", "rm_scores", "rollout_log_probs", "num_turns", "extra_fields"]
 
+OF_SAMPLE, OF_EPISODE = ("responses", "response_mask", "rm_scores"), ("turn_scores", "truncated")
+IN_GROUP = 2
 FEW_UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units=1"
 
 
@@ -59,22 +61,26 @@ def trainer_config(overrides: Sequence[str]) -> Any:
         return compose("ppo_trainer", overrides=list(overrides))
 
 
+def rows_config(model: str) -> Any:
+    return trainer_config(
+        [
+            f"actor_rollout_ref.model.path={model}",
+            # Our reward function, as the recipe names it.
+            "reward.custom_reward_function.path=pkg://treetune.trainers.verl",
+            "reward.custom_reward_function.name=compute_score",
+            "reward.num_workers=1",
+            # verl renders every prompt to measure it, and drops those whose rendering fails.
+            "data.filter_overlong_prompts=true",
+            "data.max_prompt_length=100000",
+        ]
+    )
+
+
 class Rows:
     """The rows of files, as verl reads and scores them."""
 
     def __init__(self, request: dict[str, Any]) -> None:
-        self.config = trainer_config(
-            [
-                f"actor_rollout_ref.model.path={request['model']}",
-                # Our reward function, as the recipe names it.
-                "reward.custom_reward_function.path=pkg://treetune.trainers.verl",
-                "reward.custom_reward_function.name=compute_score",
-                "reward.num_workers=1",
-                # verl renders every prompt to measure it, and drops those whose rendering fails.
-                "data.filter_overlong_prompts=true",
-                "data.max_prompt_length=100000",
-            ]
-        )
+        self.config = rows_config(request["model"])
         self.tokenizer = AutoTokenizer.from_pretrained(request["model"])
         self.dataset = RLHFDataset(
             data_files=request.get("files") or get_dataset_paths(request["tasks"]),
@@ -338,22 +344,23 @@ class Teller:
     """An engine that says what it is told to, turn by turn, in tokens of its own choice."""
 
     def __init__(self, tokenizer: Any, texts: list[str]) -> None:
-        self.tokenizer, self.texts, self.told = tokenizer, texts, 0
+        self.tokenizer, self.texts = tokenizer, texts
+        self.turns: Counter[str] = Counter()
+        """By request: each rollout is one."""
 
     async def generate(self, request_id: str, *, prompt_ids: Any, sampling_params: Any, **rest: Any) -> TokenOutput:
-        ids = letters(self.tokenizer, self.texts[self.told])
-        self.told += 1
+        ids = letters(self.tokenizer, self.texts[self.turns[request_id]])
+        self.turns[request_id] += 1
         fields = {"min_global_steps": 0, "max_global_steps": 0}
         return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), stop_reason="completed", extra_fields=fields)
 
 
 def play_story(target: str, says: list[Any], num_tasks: int | None = None, way: str = "v0") -> Played:
-    """A conversation, as `treetune train verl` starts verl: the rewards and tokens that a worker of v0 or v1 gives, in
-    this process."""
-    texts = texts_of(says)
+    """A conversation, as `treetune train verl` starts verl: the rewards and tokens that a worker of v0 or v1 gives to
+    each rollout of a group, in this process."""
     from tiny_model import make_model
 
-    model = Path("model")
+    model, texts = Path("model"), texts_of(says)
     if not model.exists():
         make_model(model)
         ray.init("local", num_cpus=2, include_dashboard=False)
@@ -362,18 +369,20 @@ def play_story(target: str, says: list[Any], num_tasks: int | None = None, way: 
         planned = sides.plan("verl", target, model, num_tasks=num_tasks)
     except sides.Refused as refused:
         return refused.played
-    alone = "actor_rollout_ref.rollout.n=1"  # of a group, each rollout is played alike
-    config = trainer_config([*(f"{key}={value}" for key, value in planned["config"].items()), alone])
+    config = trainer_config(f"{key}={value}" for key, value in planned["config"].items())
+    config.actor_rollout_ref.rollout.n = IN_GROUP
     config.transfer_queue.enable = way == "v1"
     tokenizer = AutoTokenizer.from_pretrained(model)
     dataset = RLHFDataset(data_files=config.data.train_files, tokenizer=tokenizer, config=config.data)
     (row,) = (dataset[position] for position in range(len(dataset)))
     engine, row = Teller(tokenizer, texts), {**row, "uid": uuid.uuid4().hex}
-    sample = asyncio.run((_play_v1 if way == "v1" else _play_v0)(config, engine, row))
-    assert engine.told == len(texts), f"only {engine.told} of {len(texts)} turns were played"
+    samples = asyncio.run((_play_v1 if way == "v1" else _play_v0)(config, engine, row))
+    turns = [*engine.turns.values()]
+    assert turns == [len(texts)] * IN_GROUP, f"{turns} of {len(texts)} turns were played"
+    sample = samples.pop()
+    assert samples == [sample] * (IN_GROUP - 1)
     trained = pieces_of(tokenizer, sample["responses"], sample["response_mask"])
-    told = sample["told"]
-    return Played(sum(sample["rm_scores"]), told.get("turn_scores") or None, trained, told.get("truncated"))
+    return Played(sum(sample["rm_scores"]), sample["turn_scores"] or None, trained, sample["truncated"])
 
 
 class Rewards:
@@ -384,28 +393,33 @@ class Rewards:
         self.compute_score = SimpleNamespace(remote=manager.run_single)
 
 
-async def _play_v0(config: Any, engine: Teller, row: dict[str, Any]) -> dict[str, Any]:
-    asked = DataProto.from_single_dict(collate_fn([row]), meta_info={"global_steps": 1})
+async def _play_v0(config: Any, engine: Teller, row: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = [dict(row) for _ in range(IN_GROUP)]
+    asked = DataProto.from_single_dict(collate_fn(rows), meta_info={"global_steps": 1})
     rewards = [Rewards(config, engine.tokenizer)]
     batch = await AgentLoopWorker(config, engine, reward_loop_worker_handles=rewards).generate_sequences(asked)
     tensors, others = batch.batch, batch.non_tensor_batch
-    told = {key: others[key][0] for key in ("turn_scores", "truncated") if key in others}
-    length = int(tensors["attention_mask"][0][tensors["prompts"].shape[1] :].sum())
-    names = ("responses", "response_mask", "rm_scores")
-    return {**{name: tensors[name][0][:length].tolist() for name in names}, "told": told}
+    samples = []
+    for number in range(IN_GROUP):
+        length = int(tensors["attention_mask"][number][tensors["prompts"].shape[1] :].sum())
+        sample = {name: tensors[name][number][:length].tolist() for name in OF_SAMPLE}
+        samples.append(sample | {key: others[key][number] if key in others else None for key in OF_EPISODE})
+    return samples
 
 
-async def _play_v1(config: Any, engine: Teller, row: dict[str, Any]) -> dict[str, Any]:
+async def _play_v1(config: Any, engine: Teller, row: dict[str, Any]) -> list[dict[str, Any]]:
     rewards = [Rewards(config, engine.tokenizer)]
     worker = AgentLoopWorkerTQ.__ray_metadata__.modified_class(config, engine, reward_loop_worker_handles=rewards)
     columns = {name: [value] for name, value in row.items() if name != "dummy_tensor"}
     await worker.generate_sequences(tu.get_tensordict(columns, non_tensor_dict={"global_steps": 1}))
     await asyncio.gather(*worker.background_tasks)
-    names = ["responses", "response_mask", "rm_scores", "extra_fields"]
-    got = (await tq.async_kv_batch_get([f"{row['uid']}_0_0"], "train", select_fields=names))[0]
-    fields = getattr(got["extra_fields"], "data", got["extra_fields"])
-    told = {"turn_scores": fields.get("turn_scores"), "truncated": fields["reward_extra_info"].get("truncated")}
-    return {**{name: got[name].tolist() for name in names[:3]}, "told": told}
+    keys = [f"{row['uid']}_{number}_0" for number in range(IN_GROUP)]
+    samples = []
+    for got in await tq.async_kv_batch_get(keys, "train", select_fields=[*OF_SAMPLE, "extra_fields"]):
+        fields = getattr(got["extra_fields"], "data", got["extra_fields"])
+        told = fields | fields["reward_extra_info"]
+        samples.append({name: got[name].tolist() for name in OF_SAMPLE} | {key: told.get(key) for key in OF_EPISODE})
+    return samples
 
 
 def play_loops(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -419,18 +433,22 @@ def play_loops(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
         ray.shutdown()
 
 
+def rows(request: dict[str, Any]) -> list[dict[str, Any]]:
+    return json.loads(json.dumps(Rows(request).rows(), default=_plain))
+
+
+def scores(request: dict[str, Any]) -> dict[str, Any]:
+    return Rows(request).scores()
+
+
 def main(what: str, *files: str) -> None:
     if what == "answer":
-        sides.answer(play_story)
+        sides.answer(play_story, rows, scores)
         return
     request, answer = map(Path, files)
     asked = json.loads(request.read_text())
-    if what == "loops":
-        answers = play_loops(asked, request.with_name("engine"))
-    elif what == "runs":
-        answers = [Rows({**asked, **run}).scores()["rows"] for run in asked["runs"]]
-    else:
-        answers = getattr(Rows(asked), what)()
+    loops = what == "loops"
+    answers = play_loops(asked, request.with_name("engine")) if loops else Rows(asked).scores_on_ray()
     answer.write_text(json.dumps(answers, default=_plain))
 
 

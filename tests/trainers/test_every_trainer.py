@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import doors
 import pytest
+import random_environments
 import sides
 import slime_runs
 import stories
 import venvs
 from chat_templates import CALL_TEMPLATES, CallLetters, Letters, plain
+from hypothesis import HealthCheck, given, settings
 from model_endpoint import calls, endpoint, said
 from serving import served
 from stories import STORIES, Played, Story, pieces_of
@@ -30,8 +34,10 @@ from treetune.serve.host import ModelsConfig
 from treetune.tasksets.target import load_taskset
 
 Place = Callable[[Story], Played]
-ALONE = [name for name in STORIES if name != "a group" and "at turn" not in name]
-"""The conversations whose reward depends on nothing else."""
+alike = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+GROUPS = ["a group", "a group alone"]
+"""The conversations whose reward depends on others of the same task."""
+ALONE = [name for name in STORIES if name not in GROUPS]
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +141,12 @@ def sglang():
 
 
 @pytest.fixture
-def by_slime(sglang, monkeypatch) -> Iterator[Place]:
+def stand_ins(sglang, monkeypatch) -> dict[str, Place]:
+    """What plays as a trainer does."""
+    return {"TRL": by_trl_speaker, "slime": by_slime(sglang, monkeypatch)}
+
+
+def by_slime(sglang: slime_runs.Sglang, monkeypatch: pytest.MonkeyPatch) -> Place:
     """slime's own functions where TREETUNE_TEST_SLIME is its source, else what stands in for them."""
     monkeypatch.syspath_prepend(slime_runs.SOURCE or str(slime_runs.CALLS.parent / "stand_ins"))
     from slime.rollout import sglang_rollout
@@ -169,7 +180,6 @@ HERE: dict[str, Place] = {
     "ZMQ, a rollout": by_pulled_rollout,
     "ZMQ": by_door("ZMQ"),
     "HTTP": by_door("HTTP"),
-    "TRL, rollout_func of a stand-in": by_trl_speaker,
 }
 ONE_BY_ONE = {door: by_door(door) for door in doors.DOORS if door not in HERE}
 """Doors where calls are made one by one, or by a program of its own."""
@@ -188,67 +198,105 @@ def test_it_earns_the_same_at_a_door_of_another_protocol(door, name):
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_it_earns_the_same_in_slime(name, by_slime):
-    played = by_slime(STORIES[name])
+@pytest.mark.parametrize("place", ["TRL", "slime"])
+def test_it_earns_the_same_with_a_stand_in(place, name, stand_ins):
+    played = stand_ins[place](STORIES[name])
     assert played.trained is not None
-    stories.check(played, STORIES[name])
+    stories.check(played, STORIES[name], trains=True)
+
+
+@alike
+@given(drawn=random_environments.stories)
+@pytest.mark.parametrize("place", [*HERE, "TRL", "slime"])
+def test_a_random_environment_earns_the_same_here(place, drawn, folder, stand_ins):
+    story = random_environments.write(drawn, folder)
+    stories.check((HERE | stand_ins)[place](story), story)
 
 
 # The real trainers
 
 TRAINERS = {
-    "TRL": (venvs.TRL, "trl_side.py", {}),
-    "TRL, its own tool loop": (venvs.TRL, "trl_side.py", {"way": "environment_factory"}),
-    "TRL async": (venvs.TRL, "trl_side.py", {"way": "async"}),
-    "verl v0": (venvs.VERL, "verl_side.py", {"way": "v0"}),
-    "verl v1": (venvs.VERL, "verl_side.py", {"way": "v1"}),
-    "SkyRL": (venvs.SKYRL, "skyrl_side.py", {}),
-    "verifiers": (venvs.VERIFIERS, "verifiers_side.py", {}),
+    "TRL": (venvs.TRL, "trl_side.py"),
+    "verl": (venvs.VERL, "verl_side.py"),
+    "SkyRL": (venvs.SKYRL, "skyrl_side.py"),
+    "AReaL": (venvs.AREAL, "areal_side.py"),
+    "verifiers": (venvs.VERIFIERS, "verifiers_side.py"),
 }
-"""The environment, the program that runs there, and how a trainer that has several ways plays."""
-WITHOUT_TOKENS = ("verifiers",)
-"""There the client records tokens where the model's server gives them, and this one does not."""
-SOME = {
-    "TRL, its own tool loop": [name for name in STORIES if "tools" in name],
-    "TRL async": ["several turns", "tools", "thoughts"],
+"""The environment, and the program that answers there."""
+WAYS = {
+    "TRL": {"rollout_func": ALONE, "environment_factory": [name for name in STORIES if "tools" in name]},
+    "verl": {"v0": ALONE, "v1": ALONE},
 }
-"""The conversations of those that play no others, or whose start takes long."""
+WAYS["TRL"]["async"] = ["tools", "a reward at turn 30"]
+"""The conversations of each way in which a trainer plays; that loop of TRL's plays tools alone, and the asynchronous
+one takes long to start."""
+PLAYED = [
+    (trainer, way, name)
+    for trainer in TRAINERS
+    for way, names in WAYS.get(trainer, {"": ALONE}).items()
+    for name in names
+]
+
+
+class Trainers:
+    """Their programs, each of which starts with its first question and stays."""
+
+    def __init__(self, root: Path, stack: ExitStack) -> None:
+        self._root, self._stack = root, stack
+        self._asked: dict[str, Callable[..., Any]] = {}
+
+    def folder(self, trainer: str) -> Path:
+        folder = self._root / trainer
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def play(self, trainer: str, story: Story, way: str) -> Played:
+        if trainer not in self._asked:
+            folder = self.folder(trainer)
+            stories.write(folder)
+            opened = sides.open_side(*TRAINERS[trainer], folder, TRL_EXPERIMENTAL_SILENCE="1")
+            self._asked[trainer] = self._stack.enter_context(opened)
+        asked = {"target": story.target, "says": story.says, "num_tasks": 1 if story.endless else None}
+        return Played(**self._asked[trainer]("play_story", **asked, **({"way": way} if way else {})))
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory) -> Iterator[Callable[..., Any]]:
-    """Asks a trainer's program, which starts with its first question and stays while questions are its own."""
-    running: dict[str, Any] = {}
-
-    def ask(pins: tuple[Any, ...], program: str, what: str, **question: Any) -> Any:
-        if program not in running:
-            close()
-            folder = tmp_path_factory.mktemp("side")
-            stories.write(folder)
-            opened = sides.open_side(pins, program, folder, TRL_EXPERIMENTAL_SILENCE="1")
-            running[program] = opened, opened.__enter__()
-        return running[program][1](what, **question)
-
-    def close() -> None:
-        for opened, _ in running.values():
-            opened.__exit__(None, None, None)
-        running.clear()
-
-    yield ask
-    close()
-
-
-def by_trainer(asked: Callable[..., Any], trainer: str, story: Story) -> Played:
-    pins, program, how = TRAINERS[trainer]
-    number = 1 if story.endless else None
-    return Played(**asked(pins, program, "play_story", target=story.target, says=story.says, num_tasks=number, **how))
+def trainers(tmp_path_factory) -> Iterator[Trainers]:
+    with ExitStack() as stack:
+        yield Trainers(tmp_path_factory.mktemp("trainers"), stack)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("trainer", "way", "name"), PLAYED)
+def test_it_earns_the_same_in_a_trainer(trainer, way, name, trainers):
+    played = trainers.play(trainer, STORIES[name], way)
+    # verifiers' client records tokens where the model's server gives them, and this one does not.
+    assert (played.trained is None) == (trainer == "verifiers")
+    stories.check(played, STORIES[name], trains=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GROUPS)
 @pytest.mark.parametrize(
-    ("trainer", "name"), [(trainer, name) for trainer in TRAINERS for name in SOME.get(trainer, ALONE)]
+    ("trainer", "way"), [("TRL", "rollout_func"), ("TRL", "async"), ("verl", "v0"), ("verl", "v1")]
 )
-def test_it_earns_the_same_in_a_trainer(trainer, name, asked):
-    played = by_trainer(asked, trainer, STORIES[name])
-    assert (played.trained is None) == (trainer in WITHOUT_TOKENS)
-    stories.check(played, STORIES[name])
+def test_a_group_is_scored_together_in_a_trainer(trainer, way, name, trainers):
+    played = trainers.play(trainer, STORIES[name], way)
+    stories.check(played._replace(turns=None), STORIES[name], trains=True)  # a turn of a group has no reward of its own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["SkyRL", "verifiers"])
+def test_a_group_is_refused_by_a_trainer_that_plays_episodes_alone(trainer, trainers):
+    refused = trainers.play(trainer, STORIES["a group alone"], "").refused
+    assert refused is not None
+    assert "group" in refused
+
+
+@settings(alike, max_examples=settings.default.max_examples // 3)
+@given(drawn=random_environments.stories)
+@pytest.mark.slow
+@pytest.mark.parametrize(("trainer", "way"), [("TRL", "rollout_func"), ("verl", "v0"), ("SkyRL", "")])
+def test_a_random_environment_earns_the_same_in_a_trainer(trainer, way, drawn, trainers):
+    story = random_environments.write(drawn, trainers.folder(trainer))
+    stories.check(trainers.play(trainer, story, way), story, trains=True)

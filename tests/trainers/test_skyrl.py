@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sides
 import tool_shop
 import venvs
 from kinds import KINDS, write_targets, written
@@ -172,14 +173,33 @@ def caches(tmp_path: Path) -> dict[str, str]:
     return {"TREETUNE_TASK_CACHE_DIR": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "library")}
 
 
-@pytest.fixture
-def skyrl(python: Path, model: Path, caches: dict[str, str], tmp_path: Path) -> Callable[..., Any]:
-    """Asks `skyrl_side.py`."""
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """`skyrl_side.py`, which starts once."""
+    folder = tmp_path_factory.mktemp("program")
+    with sides.open_side(venvs.SKYRL, "skyrl_side.py", folder, HF_HOME=str(folder / "library")) as ask:
+        yield ask
 
-    def ask(what: str, *, python: Path = python, **request: Any) -> Any:
+
+@pytest.fixture
+def skyrl(program: Callable[..., Any], model: Path, caches: dict[str, str]) -> Callable[..., Any]:
+    """Asks it."""
+
+    def ask(what: str, **request: Any) -> Any:
+        asked = json.loads(json.dumps({"model": str(model), **request}, default=str))
+        return program(what, request=asked, variables=caches)
+
+    return ask
+
+
+@pytest.fixture
+def apart(python: Path, caches: dict[str, str], tmp_path: Path) -> Callable[..., Any]:
+    """Asks one of its own, for what needs a skyrl_gym that was not touched before."""
+
+    def ask(what: str, *, python: Path = python, timeout: float = 300, **request: Any) -> Any:
         asked, answer = tmp_path / "request.json", tmp_path / "answer.json"
-        asked.write_text(json.dumps({"model": str(model), **request}, default=str))
-        venvs.run(python, SUPPORT / "skyrl_side.py", what, asked, answer, timeout=300, **caches)
+        asked.write_text(json.dumps(request))
+        venvs.run(python, SUPPORT / "skyrl_side.py", what, asked, answer, timeout=timeout, **caches)
         return json.loads(answer.read_text())
 
     return ask
@@ -323,7 +343,7 @@ def test_the_examples_of_the_specification_run_in_the_real_environments(plays, n
     assert sum(reward for reward, _ in bad) == 0.0
 
 
-def test_its_gym_gives_the_rewards_of_eval_for_every_kind_of_task(python, model, gym_config, tmp_path, monkeypatch):
+def test_its_gym_gives_the_rewards_of_eval_for_every_kind_of_task(skyrl, gym_config, tmp_path, monkeypatch):
     caches = {"TREETUNE_TASK_CACHE_DIR": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "library")}
     for name, value in caches.items():
         monkeypatch.setenv(name, value)
@@ -331,30 +351,23 @@ def test_its_gym_gives_the_rewards_of_eval_for_every_kind_of_task(python, model,
     runs = [{**run, "answers": [[answer] for answer in run["answers"]]} for run in runs]
     look = f"{tmp_path}/seen.py:Look"
     request = {
-        "model": str(model),
         "config": gym_config,
         "register": [[look, look], ["scored", "scored"]],
         "runs": runs,
     }
-    (tmp_path / "request.json").write_text(json.dumps(request))
-    side = SUPPORT / "skyrl_side.py"
-    venvs.run(python, side, "episodes", tmp_path / "request.json", tmp_path / "answer.json", **caches)
-    played = json.loads((tmp_path / "answer.json").read_text())
+    played = skyrl("episodes", **request)
     assert {module for run in played for module, _, _ in run} == {"treetune.trainers.skyrl.environment"}
     assert [[reward for _, ((reward, _),), _ in run] for run in played] == rewards
     assert {done for run in played for _, ((_, done),), _ in run} == {True}
 
 
-def test_a_python_task_is_played_in_its_gym(treetune, python, model, gym_config, tmp_path):
+def test_a_python_task_is_played_in_its_gym(treetune, skyrl, gym_config, tmp_path):
     caches = {"TREETUNE_TASK_CACHE_DIR": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "library")}
     (tmp_path / "doubles.py").write_text(DOUBLES)
     (path,) = treetune("build", "doubles.py:Doubles", "--format", "skyrl", "--json", **caches).json["train_files"]
     runs = [{"files": [path], "answers": [[str(2 * n + wrong)] for n in range(100)]} for wrong in (0, 1)]
-    request = {"model": str(model), "config": gym_config, "register": [["scored", "scored"]], "runs": runs}
-    (tmp_path / "request.json").write_text(json.dumps(request))
-    side = SUPPORT / "skyrl_side.py"
-    venvs.run(python, side, "episodes", tmp_path / "request.json", tmp_path / "answer.json", **caches)
-    right, wrong = json.loads((tmp_path / "answer.json").read_text())
+    request = {"config": gym_config, "register": [["scored", "scored"]], "runs": runs}
+    right, wrong = skyrl("episodes", **request)
     assert [steps for _, steps, _ in right] == [[[1.0, True]]] * 100
     assert [steps for _, steps, _ in wrong] == [[[0.0, True]]] * 100
 
@@ -468,17 +481,17 @@ def hooked(python: Path, tmp_path: Path) -> Iterator[Path]:
     assert not installed.exists()
 
 
-def test_a_ray_worker_makes_our_environments_after_one_call(skyrl, tmp_path):
-    check_worker(skyrl, hook=False)
+def test_a_ray_worker_makes_our_environments_after_one_call(apart):
+    check_worker(apart, hook=False)
 
 
-def test_a_ray_worker_makes_our_environments_by_the_hook(skyrl, hooked, tmp_path):
-    check_worker(skyrl, hook=True, python=hooked)
+def test_a_ray_worker_makes_our_environments_by_the_hook(apart, hooked):
+    check_worker(apart, hook=True, python=hooked)
 
 
-def check_worker(skyrl: Callable[..., Any], **request: Any) -> None:
+def check_worker(apart: Callable[..., Any], **request: Any) -> None:
     task = Task(prompt=PRODUCT["prompt"], env_class="multiply", reward_spec=PRODUCT["reward_spec"])
-    known, gsm8k, [module, steps, uid] = skyrl(
+    known, gsm8k, [module, steps, uid] = apart(
         "on_ray", row=FORMATS["skyrl"].row_of(task), file=MULTIPLY, answers=["\\boxed{1}", "\\boxed{3066}"], **request
     )
     assert {"alphabet-sort", "multiply", "gsm8k", "searchcode"} <= set(known)
@@ -488,8 +501,8 @@ def check_worker(skyrl: Callable[..., Any], **request: Any) -> None:
     assert uid == task.uid
 
 
-def test_an_environment_that_only_the_driver_knows_is_carried_to_the_worker(skyrl):
-    [[module, steps, _]] = skyrl("carried", answers=["LOUD"])
+def test_an_environment_that_only_the_driver_knows_is_carried_to_the_worker(apart):
+    [[module, steps, _]] = apart("carried", answers=["LOUD"])
     assert (module, steps) == ("treetune.trainers.skyrl.environment", [[1.0, True]])
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sides
 import venvs
 from kinds import KINDS, write_targets
 from same_reward import runs_of
@@ -42,18 +43,23 @@ def caches(tmp_path: Path) -> dict[str, str]:
     return {"TREETUNE_TASK_CACHE_DIR": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "library")}
 
 
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """`verl_side.py`, which starts once."""
+    folder = tmp_path_factory.mktemp("program")
+    with sides.open_side(venvs.VERL, "verl_side.py", folder, HF_HOME=str(folder / "library")) as ask:
+        yield ask
+
+
 @pytest.fixture
-def verl(python: Path, model: Path, caches: dict[str, str], tmp_path: Path) -> Callable[..., Any]:
-    """Asks `verl_side.py`."""
+def verl(program: Callable[..., Any], model: Path, caches: dict[str, str]) -> Callable[..., Any]:
+    """Asks it."""
 
     def ask(
         what: str, tasks: list[dict[str, Any]] = (), answers: list[str] | None = None, files: list[str] | None = None
     ) -> Any:
-        request, answer = tmp_path / "request.json", tmp_path / "answer.json"
         asked = {"tasks": tasks, "files": files, "model": str(model), "answers": answers or []}
-        request.write_text(json.dumps(asked))
-        venvs.run(python, SUPPORT / "verl_side.py", what, request, answer, timeout=300, **caches)
-        return json.loads(answer.read_text())
+        return program(what, request=asked, variables=caches)
 
     return ask
 
@@ -221,36 +227,30 @@ def test_its_reward_manager_scores_each_row_as_its_own_task_says(verl, scored):
     assert {tuple(row["reward_extra_info"]) for row in given["rows"]} == {("score", "acc", "answer")}
 
 
-def test_its_reward_manager_gives_the_rewards_of_eval_for_every_kind_of_task(
-    python, model, caches, tmp_path, monkeypatch
-):
+def test_its_reward_manager_gives_the_rewards_of_eval_for_every_kind_of_task(verl, caches, tmp_path, monkeypatch):
     for name, value in caches.items():
         monkeypatch.setenv(name, value)
     runs, rewards = runs_of(tmp_path, "verl")
-    (tmp_path / "request.json").write_text(json.dumps({"runs": runs, "model": str(model)}))
-    side, answer = SUPPORT / "verl_side.py", tmp_path / "answer.json"
-    venvs.run(python, side, "runs", tmp_path / "request.json", answer, timeout=600, **caches)
-    assert [[row["reward_score"] for row in run] for run in json.loads(answer.read_text())] == rewards
+    found = [[row["reward_score"] for row in verl("scores", **run)["rows"]] for run in runs]
+    assert found == rewards
     assert {reward for run in rewards for reward in run} == {0.0, 1.0}
 
 
-def test_a_python_task_is_read_by_its_dataset_and_scored_by_its_reward_manager(
-    treetune, python, model, caches, tmp_path
-):
+def test_a_python_task_is_read_by_its_dataset_and_scored_by_its_reward_manager(treetune, verl, caches, tmp_path):
     (tmp_path / "doubles.py").write_text(DOUBLES)
     (path,) = treetune("build", "doubles.py:Doubles", "--format", "verl", "--json", **caches).json["train_files"]
-    runs = [{"files": [path], "answers": [str(2 * n + wrong) for n in range(100)]} for wrong in (0, 1)]
-    (tmp_path / "request.json").write_text(json.dumps({"runs": runs, "model": str(model)}))
-    side, answer = SUPPORT / "verl_side.py", tmp_path / "answer.json"
-    venvs.run(python, side, "runs", tmp_path / "request.json", answer, timeout=600, **caches)
-    right, wrong = json.loads(answer.read_text())
-    assert [row["reward_score"] for row in right] == [1.0] * 100
-    assert [row["reward_score"] for row in wrong] == [0.0] * 100
+    for wrong in (0, 1):
+        answers = [str(2 * n + wrong) for n in range(100)]
+        rows = verl("scores", files=[path], answers=answers)["rows"]
+        assert [row["reward_score"] for row in rows] == [1.0 - wrong] * 100
 
 
-def test_the_reward_workers_of_a_training_give_the_same_scores(verl, scored):
+def test_the_reward_workers_of_a_training_give_the_same_scores(python, model, caches, tmp_path, scored):
     tasks, answers, rewards = scored
-    assert verl("scores_on_ray", tasks, answers) == rewards
+    request, answer = tmp_path / "request.json", tmp_path / "answer.json"
+    request.write_text(json.dumps({"tasks": tasks, "model": str(model), "answers": answers}))
+    venvs.run(python, SUPPORT / "verl_side.py", "scores_on_ray", request, answer, timeout=300, **caches)
+    assert json.loads(answer.read_text()) == rewards
 
 
 def test_the_recipe_trains_on_our_files_until_it_needs_a_gpu(python, model, caches, gsm8k, tmp_path):
