@@ -425,6 +425,7 @@ def test_the_lines_of_the_demo_can_be_copied(treetune, tmp_path):
     assert treetune("build", "treetune-demo/tasks.yaml").code == 0
 
 
+@pytest.mark.thorough
 def test_the_demo_as_json_is_one_object_and_the_steps_go_to_standard_error(treetune_process, tmp_path):
     result = treetune_process("demo", "--json", "-n", 4)
     found = result.json

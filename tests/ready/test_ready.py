@@ -76,6 +76,7 @@ NO_TRAINING = ("math500", "aime24", "gpqa", "humaneval", "ifeval")
 """Sets that are there to be measured by."""
 
 
+@pytest.mark.thorough
 def test_every_set_is_built_whole_from_the_hub_at_its_revision(built):
     for name, rows in SETS.items():
         of_set = built[f"{name} val"]

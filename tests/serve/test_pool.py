@@ -168,6 +168,7 @@ def test_a_task_that_kills_its_worker_is_tried_once_more_and_then_answered_with_
 
 
 @pytest.mark.parametrize("workers", [2, *(pytest.param(workers, marks=pytest.mark.thorough) for workers in (1, 3))])
+@pytest.mark.quick_cases(1)
 def test_a_task_that_ends_its_worker_takes_no_other_with_it(workers):
     async def play():
         async with serving(Poison(), workers=workers) as server, EnvClient(server.address) as client:
