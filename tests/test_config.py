@@ -200,9 +200,11 @@ def test_faults_that_only_the_data_shows_have_their_file_and_line(treetune, tmp_
 
 def test_an_unknown_kind_of_scorer_has_its_line_and_is_called_as_in_the_file(treetune, tmp_path):
     text = "train_tasks:\n  - loading_params: {args: [x]}\n    scorer: chocie\n"
-    assert faults_in(treetune, tmp_path, text)[0].startswith("line 3, train_tasks[0].scorer: 'chocie' is no kind of")
+    assert faults_in(treetune, tmp_path, text)[0].startswith("line 3, train_tasks[0].scorer: 'chocie' is not a kind of")
     text = text.replace("chocie", "{kind: chocie}")
-    assert faults_in(treetune, tmp_path, text)[0].startswith("line 3, train_tasks[0].scorer.kind: 'chocie' is no kind")
+    assert faults_in(treetune, tmp_path, text)[0].startswith(
+        "line 3, train_tasks[0].scorer.kind: 'chocie' is not a kind"
+    )
 
 
 def test_a_fault_of_an_override_is_not_put_down_to_the_file(treetune, tmp_path):
@@ -311,7 +313,7 @@ def test_values_from_the_environment_are_written_as_they_were(monkeypatch, tmp_p
     again = load_yaml(tmp_path / "b.yaml")
     assert again["direct"] == "${oc.env:SECRET_ONE}"
     assert again["indirect"] == ["plain", "${oc.env:SECRET_ONE}!"]
-    assert again["plain"] == "other"  # the same text under another key is no secret
+    assert again["plain"] == "other"  # the same text under another key is not a secret
     assert with_overrides(again, {}) == read
     assert dump_yaml(conceal(read)) == dumped
 

@@ -102,7 +102,7 @@ def test_a_planted_fault_is_found_by_its_rule(fault):
 def test_calls_of_a_gold_answer_that_fail_are_quoted():
     (finding,) = audit(planted.GoldToolError(), rules=["solvable"]).findings
     assert finding.found == "3 of 12 gold answers make a tool call that fails"
-    said = "there is no tool 'lookup'; did you mean 'look_up'?; available: look_up"
+    said = "there is no tool 'lookup'; did you mean 'look_up'?; there are: look_up"
     assert finding.evidence == [f"tasks 0, 4, 8: {said}"]
     forgotten = audit(planted.GoldWithoutTools(), rules=["gold-tool-error"]).findings[0]
     assert "tasks 0, 4, 8: gold() calls 'lookup', but the task offers no tools" in forgotten.evidence
@@ -254,7 +254,7 @@ def test_chance_is_no_fault_and_what_is_above_it_is():
     found = audit(Skewed(), rules=["pays-constant"]).findings
     assert [finding.severity for finding in found] == [ERROR]
     assert "always 'B', the right answer of 9" in found[0].found
-    assert "chance would pay" in found[0].found
+    assert "chance would earn" in found[0].found
 
 
 def test_the_same_seed_tries_the_same_tasks():

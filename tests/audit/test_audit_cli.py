@@ -39,8 +39,8 @@ def test_errors_end_with_1_and_are_told_with_evidence_and_remedy(treetune):
     result = treetune("audit", "planted_tasks:PaysEmpty", *QUICK)
     assert result.code == 1
     assert "error: pays-empty" in result.out
-    assert "12 of 12 tasks (100%) pay it in full" in re.sub(r"\s+", " ", result.out)
-    assert "remedy: score an answer that says nothing 0" in result.out
+    assert "12 of 12 tasks (100%) reward it in full" in re.sub(r"\s+", " ", result.out)
+    assert "remedy: score 0 for an answer without content" in result.out
     assert "Not sound: 1 error, 0 warnings, 0 notes; 12 tasks tried" in re.sub(r"\s+", " ", result.out)
 
 

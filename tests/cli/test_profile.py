@@ -125,7 +125,7 @@ def test_a_key_of_an_endless_taskset_is_profiled_by_its_values(folder, treetune)
     )
     assert result.code == 0, result.err
     assert Counter(line["level"] for line in read_lines(folder / "rates.jsonl")) == {1: 4, 3: 4, 5: 4}
-    for by, problem in (("level", "is not a key with values"), ("levl=1", "did you mean 'level'"), ("level=9", "<= 5")):
+    for by, problem in (("level", "must be KEY=VALUES"), ("levl=1", "did you mean 'level'"), ("level=9", "<= 5")):
         wrong = treetune("profile", "arithmetic", "--by", by, "-m", "scripted:gold", "-n", 3)
         assert (wrong.code, problem in wrong.err) == (2, True), wrong.err
     keys = ["--taskset.profile.path", "rates.jsonl", "--taskset.profile.parameter", "level"]

@@ -256,7 +256,7 @@ def test_keys_of_the_target_are_the_targets(folder, treetune):
     ("arguments", "said"),
     [
         (["prime-rl", "kinds_of.py:Doubles"], "treetune export verifiers"),
-        (["PRIME_RL", "kinds_of.py:Doubles"], "prime-rl is not started by"),
+        (["PRIME_RL", "kinds_of.py:Doubles"], "prime-rl cannot be started by"),
         (["skyl", "kinds_of.py:Doubles"], "did you mean 'skyrl'"),
         (["skyrl", "kinds_of.py:Doubles", "--trainer.logger", "wandb"], "no dashes: trainer.logger=wandb"),
         (["skyrl", "kinds_of.py:Doubles", "wandb"], "KEY=VALUE"),

@@ -131,9 +131,9 @@ def test_an_entry_asks_for_the_form_that_its_environment_reads(treetune, tmp_pat
         (("scorer: {kind: exact, answer: boxed}", "answer: hash"), "the scorer reads another place, \\boxed{}"),
         (("scorer: {kind: all_of, scorers: [exact]}", "answer: hash"), "is a key of the parts"),
         (("scorer: {kind: ifeval}", "answer: hash"), "instructions are about the whole reply"),
-        (("answer: box",), "'box' is no form"),
+        (("answer: box",), "'box' is not a form"),
         (("answer: {tag: a, boxed: true}",), "give one of"),
-        (("answer: {pattern: '=(.)', instruct: true}",), "a pattern cannot be asked for"),
+        (("answer: {pattern: '=(.)', instruct: true}",), "the prompt cannot ask for a pattern"),
     ],
 )
 def test_a_form_that_means_nothing_is_refused_with_its_key(treetune, tmp_path, keys, problem):

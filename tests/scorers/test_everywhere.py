@@ -77,7 +77,7 @@ def test_a_set_in_yaml_needs_no_python(treetune, name, right):
     ("config", "key", "said"),
     [
         ("incldes", "", "did you mean 'includes'"), ({}, "kind", "is required"), (3, "", "expected a kind"),
-        ({"kind": "pattern", "pattern": "("}, "pattern", "no regular expression"),
+        ({"kind": "pattern", "pattern": "("}, "pattern", "not a regular expression"),
         ({"kind": "pattern", "pattern": "a", "group": 2}, "group", "no group 2"),
         ({"kind": "pattern"}, "pattern", "is required"),
         ({"kind": "pattern", "pattern": "a" * 3000}, "pattern", "2000"),
@@ -91,7 +91,7 @@ def test_a_set_in_yaml_needs_no_python(treetune, name, right):
         ({"kind": "json", "schema": {"type": "objekt"}}, "schema.type", "did you mean 'object'"),
         ({"kind": "json", "partial": True}, "partial", "needs fields"),
         ({"kind": "choice", "choices": ["one"]}, "choices", "two options"),
-        ({"kind": "weighted", "parts": []}, "parts", "one at least"),
+        ({"kind": "weighted", "parts": []}, "parts", "at least one"),
         ({"kind": "weighted", "parts": [{"weight": 0.5, "scorer": "exact"}]}, "parts", "sum to 0.5"),
         ({"kind": "weighted", "parts": [{"weight": 1, "scorer": "exat"}]}, "parts[0].scorer", "'exact'"),
         ({"kind": "all_of", "scorers": ["exact", "numbr"]}, "scorers[1]", "'number'"),
@@ -160,7 +160,7 @@ def test_a_scorer_survives_json_as_it_is():
 
 
 def test_a_row_that_names_no_kind_is_refused():
-    with pytest.raises(UsageError, match="is no kind of scorer"):
+    with pytest.raises(UsageError, match="is not a kind of scorer"):
         taskset_of(ScoredBy("scorer", '{"scorer": {"kind": "os.system"}}'))
 
 

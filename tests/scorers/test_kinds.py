@@ -329,7 +329,7 @@ def test_options_come_with_the_task_as_mmlu_and_arc_have_them():
     assert score({"kind": "choice", "choices": "options"}, "B", 1, mmlu).reward == 1
     assert score({"kind": "choice", "choices": "options"}, "The answer is 4.", 1, mmlu).reward == 1
     assert score("choice", "fire", "2", arc).reward == 1
-    assert "none of the options" in str(read_scorer("choice").problem("Z", OPTIONS))
+    assert "not one of the options" in str(read_scorer("choice").problem("Z", OPTIONS))
 
 
 ALL = {

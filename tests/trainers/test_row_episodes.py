@@ -1,4 +1,4 @@
-"""Episodes of rows: here and on task servers they earn what eval gives, and a failure is no reward."""
+"""Episodes of rows: here and on task servers they earn what eval gives, and a failure is not a reward."""
 
 from __future__ import annotations
 

@@ -157,10 +157,10 @@ def test_an_environment_registered_in_process_travels_with_its_entry(gym, monkey
     ("arguments", "settings", "error", "says"),
     [
         (["nowhere.py:Env"], {"id": "env"}, PluginError, "no such file"),
-        (["json:JSONDecoder"], {"id": "env"}, PluginError, "no Treetune environment"),
+        (["json:JSONDecoder"], {"id": "env"}, PluginError, "not a Treetune environment"),
         (["gsm9k"], {}, UnknownNameError, "did you mean 'gsm8k'"),
         (["aime"], {"id": "gsm8k"}, UsageError, "replace=True"),
-        ([], {"id": "env"}, UsageError, "the id of nothing"),
+        ([], {"id": "env"}, UsageError, "not the id of an environment"),
     ],
 )
 def test_what_cannot_be_registered_is_told_now_and_leaves_no_trace(gym, arguments, settings, error, says):
@@ -530,7 +530,7 @@ def test_one_that_is_not_registered_is_named_by_its_class(gym):
     ("name", "error", "says"),
     [
         ("skyrl:countin", UnknownNameError, "did you mean 'counting'"),
-        ("skyrl:json:JSONDecoder", PluginError, "is no skyrl_gym.Env"),
+        ("skyrl:json:JSONDecoder", PluginError, "is not a skyrl_gym.Env"),
         ("skyrl:nowhere:Env", PluginError, "could not be imported"),
     ],
 )
@@ -766,7 +766,7 @@ def test_files_that_skyrl_would_not_read_are_told(gym, rows_of, tmp_path):
     for file, said in ((verl, "has rows of verl"), (other, "SkyRL does not read"), ("nobody/nothing", "no such file")):
         with pytest.raises(UsageError, match=said):
             skyrl.resolve_tasks_into_config({}, file)
-    with pytest.raises(UsageError, match="YAML has val_tasks of its own"):
+    with pytest.raises(UsageError, match="YAML has its own val_tasks"):
         skyrl.resolve_tasks_into_config({}, {"train_tasks": []}, val_tasks=other)
 
 

@@ -411,7 +411,7 @@ DIFFERENCES = {
     "lcb, numbers": (
         task_of("lcb", json.dumps([{"input": 5, "output": 25}])), [fenced("print(int(input()) ** 2)")], 1.0, 0.0,
     ),
-    "lcb, a function's text that is no JSON": (
+    "lcb, a function's text that is not a JSON": (
         task_of("lcb", json.dumps(called(("ab", "ba")))), [fenced("def f(s): return s[::-1]")], 1.0, 0.0,
     ),
 }  # fmt: skip

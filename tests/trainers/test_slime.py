@@ -407,7 +407,7 @@ def test_what_was_sampled_before_an_update_is_masked_where_slime_is_told_so(fold
     group = play(args, data.get_samples(1)[0])
     (sample,) = play(args, group)
     assert (sample.reward, trained(sample)) == (1.0, ended["ids"])
-    with pytest.raises(UsageError, match="stops no rollouts of several samples"):
+    with pytest.raises(UsageError, match="cannot stop rollouts of several samples"):
         data_of(slime("guesses.py:Guesses", **given, treetune={"rewrites": "split"})[0])
 
 

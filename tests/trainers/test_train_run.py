@@ -142,7 +142,7 @@ def test_another_tasks_checkpoints_are_refused(started, treetune):
     assert "kinds_of.py:Countdowns" in result.err
     result = treetune(*arguments, f"resume_from_checkpoint={run}/checkpoints/checkpoint-4")
     assert result.code == 2
-    assert "is of another training" in result.err
+    assert "belongs to another training" in result.err
     elsewhere = treetune(*arguments, "resume_from_checkpoint=/elsewhere/checkpoint-4", "--json")
     assert elsewhere.json["config"]["resume_from_checkpoint"] == "/elsewhere/checkpoint-4"
 

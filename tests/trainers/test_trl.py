@@ -124,7 +124,7 @@ def test_wrong_settings_are_refused():
     with pytest.raises(UsageError, match="is not the address of a server"):  # as any target
         TrlTasks("opanenv:http://127.0.0.1:5000")
     for prompt in ("Double 3.", [{"role": "user", "content": "Double 3."}]):
-        with pytest.raises(UsageError, match="of which task"):
+        with pytest.raises(UsageError, match="which task it belongs to"):
             TrlTasks(Doubles()).reward([prompt], ["6"])
 
 
@@ -232,7 +232,7 @@ def test_hooks_replace_what_they_say(caplog):
     columns = rollout(tasks, trainer, [0])
     rollout(tasks, Speaker("og<end>", "pots<end>"), [0, 1])
     assert caplog.text.count("history was rewritten") == 1
-    # The hook tells another history, so only what was said since is a row.
+    # The hook tells another history, so only the messages since then are a row.
     assert trainer.text(columns["prompt_ids"][0]) == plain([{"role": "user", "content": "YOU SAID GO."}])
     assert trainer.text(columns["completion_ids"][0]) == "pots<end>"
     assert columns["task_reward"] == [1.0]
@@ -373,9 +373,9 @@ def test_answers_are_scored_without_rollouts_too(caplog):
     before = [[{"role": "system", "content": "Be brief."}, *prompt] for prompt in prompts]
     assert tasks.reward(before, said) == [1.0, 0.0, 1.0]
     assert tasks.reward(["a", "b", "c"], ["0", "3", "4"], task_index=[0, 1, 2]) == [1.0, 0.0, 1.0]
-    # Rows of another dataset were mixed in: those of ours still say of which task they are.
+    # Rows of another dataset were mixed in: those of ours still say which task they are.
     assert tasks.reward(["a", prompts[1]], ["0", "2"], task_index=[0, None]) == [1.0, 1.0]
-    with pytest.raises(UsageError, match="of which task"):
+    with pytest.raises(UsageError, match="which task it belongs to"):
         tasks.reward(["a", "b"], ["0", "2"], task_index=[0, None])
     assert "pass rollout_func" not in caplog.text
     echoes = TrlTasks(Echoes())

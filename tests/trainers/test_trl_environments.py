@@ -147,9 +147,9 @@ def test_the_opening_is_shown_once():
         assert environment.reset(task_index=1) == "Count to 1."  # TRL makes an empty prompt of none
         empty = [{"role": "user", "content": ""}]
         assert environment.reset(task_index=1, prompt=empty) == "Count to 1."
-        with pytest.raises(UsageError, match="begins otherwise"):
+        with pytest.raises(UsageError, match="begins differently"):
             environment.reset(**{**rows[1], "task_index": 2})
-        with pytest.raises(UsageError, match="of which task"):
+        with pytest.raises(UsageError, match="which task it belongs to"):
             environment.reset(prompt=empty)
 
 
@@ -275,7 +275,7 @@ def test_tasks_with_different_tools_are_different_environments():
         environment = made["no-tools"]()
         assert environment.reset(**{key: value for key, value in rows[2].items() if key != "environment"}) is None
         assert tasks.reward([], [answer("x")], environments=[environment]) == [1.0]
-        with pytest.raises(UsageError, match="other tools"):
+        with pytest.raises(UsageError, match="different tools"):
             environment.reset(task_index=0)
 
 
@@ -319,7 +319,7 @@ class Begun(Taskset):
 @pytest.mark.parametrize(
     ("tasks", "way", "why"),
     [
-        ("arithmetic", "reward_funcs", "each task is one answer"),
+        ("arithmetic", "reward_funcs", "each task takes one answer"),
         ("alphabet-sort", "rollout_func", "several turns"),
         (Counting, "rollout_func", "tools"),
         (Mixed, "rollout_func", "tools"),

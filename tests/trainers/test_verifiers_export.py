@@ -122,7 +122,7 @@ def test_an_unchanged_export_is_written_anew_and_no_other_folder(folder):
     assert "reverse-text" in (folder / "sums" / "README.md").read_text()
     (folder / "other").mkdir()
     (folder / "other" / "file").touch()
-    with pytest.raises(UsageError, match="no export wrote it"):
+    with pytest.raises(UsageError, match="was not written by an export"):
         export_package("arithmetic", folder / "other")
 
 
@@ -304,9 +304,9 @@ def test_verifiers_own_server_and_client_play_it_and_no_fault_is_a_zero(folder, 
         "model fails": "ProviderError: upstream 500",
         "model fails later": "ProviderError: upstream 500",
         "environment fails": "TaskError: environment: RuntimeError: broken",
-        "changed": "TaskError: task 1 of Marks is not the one that was asked for",
+        "changed": "TaskError: task 1 of Marks is not the requested one",
         "another taskset": "TaskError: this process has not loaded the taskset",
-        "out of time": "the episode was not played to an end (agent_timeout)",
+        "out of time": "the episode was not played to its end (agent_timeout)",
     }
     for name, error in failures.items():
         case = cases[name]

@@ -60,7 +60,7 @@ def test_tasksets_of_v1_are_played(tmp_path):
     assert "several models (one, other)" in refused["vf-debate"]
     assert "verifiers==0.1.14" in refused["v0-double"]
     assert "no module 'nothing'" in refused["nothing"]
-    assert "no environment of verifiers" in refused["json"]
+    assert "not an environment of verifiers" in refused["json"]
     assert "words" in cases["wrong argument"]
 
 

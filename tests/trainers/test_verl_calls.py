@@ -79,7 +79,7 @@ def test_logprobs_are_there_where_they_were_asked_for(params, logprobs, expected
 
 
 def test_a_call_that_takes_too_long_is_a_failure_and_no_answer():
-    with pytest.raises(ServeError, match=r"no answer in 0\.01 seconds"):
+    with pytest.raises(ServeError, match=r"did not answer in 0\.01 seconds"):
         asyncio.run(calls_of([], timeout=0.01, seconds=5).sample(Prompt([1])))
 
 

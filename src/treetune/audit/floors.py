@@ -138,8 +138,8 @@ def _judge(rule: str, group: Sequence[Paid], report: AuditReport) -> None:
 
 def _share(paid: Paid) -> str:
     number, total = len(paid.full), len(paid.scored)
-    chance = f", chance would pay {paid.policy.expected:.0%}" if paid.policy.expected else ""
-    return f"{number} of {total} tasks ({number / total:.0%}) pay it in full{chance}"
+    chance = f", chance would earn {paid.policy.expected:.0%}" if paid.policy.expected else ""
+    return f"{number} of {total} tasks ({number / total:.0%}) reward it in full{chance}"
 
 
 def _excess(paid: Paid) -> float:
@@ -199,7 +199,7 @@ def compare_with_gold(results: Sequence[Paid], report: AuditReport) -> None:
                 tasks.append(subject.idx)
     if parts:
         shown = [f"{count} tasks: {text}" for text, count in parts.most_common(3)]
-        found = f"the format alone is paid on {plural(len(set(tasks)), 'task')}"
+        found = f"the format alone is rewarded on {plural(len(set(tasks)), 'task')}"
         report.add("format-paid", NOTE, found, tasks=tasks, evidence=shown)
 
 

@@ -35,11 +35,11 @@ _GIVEN = (AnswerFormat(boxed=True), AnswerFormat(tag="answer"), AnswerFormat(has
 """The forms that mark an answer as final."""
 
 _WORDS = {
-    "empty-answer-paid": "pay an empty answer",
-    "tiny-answer-paid": "pay an answer that is much shorter than the right one",
-    "repeated-answer-paid": "pay an answer that repeats itself",
-    "truncated-paid": "pay a rollout that was cut off",
-    "floor-answer-paid": "pay an answer that solves nothing",
+    "empty-answer-paid": "reward an empty answer",
+    "tiny-answer-paid": "reward an answer that is much shorter than the right one",
+    "repeated-answer-paid": "reward an answer that repeats itself",
+    "truncated-paid": "reward a rollout that was cut off",
+    "floor-answer-paid": "reward an answer that solves nothing",
     "judges-disagree": "have rollouts on which judges disagree",
 }
 """The text of a finding about tasks for which one trace breaks a rule."""
@@ -121,7 +121,7 @@ def _floor_answer(trace: Trace) -> str | None:
         return None
     shown = text_of(last.observed[-1].get("content")) if last.observed else None
     if text == WRONG:
-        return f"a shrug: {WRONG!r}"
+        return f"a non-answer: {WRONG!r}"
     if shown and text == shown.strip():
         return "the last message, repeated"
     for form in _GIVEN:

@@ -114,7 +114,7 @@ def _run_folder(path: Path, model: str) -> Path:
 def _read_values(by: str) -> dict[str, Any]:
     key, equals, values = by.partition("=")
     if not key or not equals or not values:
-        raise UsageError(f"--by {by} is not a key with values", remedy="write --by level=1,2,3")
+        raise UsageError(f"--by must be KEY=VALUES, not {by}", remedy="write --by level=1,2,3")
     read = with_overrides({"values": []}, {"values": f"[{values}]"})["values"]
     return {"parameter": key, "values": read}
 

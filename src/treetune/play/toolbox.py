@@ -147,7 +147,7 @@ class Toolbox:
 
     def _no_such_tool(self, name: str) -> str:
         names = list(self._tools)
-        return f"there is no tool {name!r:.80}{did_you_mean(name[:80], names)}; available: {', '.join(names)}"
+        return f"there is no tool {name!r:.80}{did_you_mean(name[:80], names)}; there are: {', '.join(names)}"
 
     def _refuse(self, allowed: int) -> _Done:
         if allowed >= MOST_AT_ONCE:

@@ -140,13 +140,13 @@ class AllOf(Combination, frozen=True, tag="all_of"):
 
 def _check_parts(parts: Sequence[Any], key: str, scorer_of: Callable[[Any], Any], place: Any) -> None:
     if not parts:
-        raise ConfigError([(key, "there must be one at least")])
+        raise ConfigError([(key, "there must be at least one")])
     if place is not None:
-        raise ConfigError([("answer", "is a key of the parts: each may look elsewhere")])
+        raise ConfigError([("answer", "is a key of the parts: each part may read a different place")])
     if not all(isinstance(scorer_of(part), Scorer) for part in parts):
         raise ConfigError([(key, "expected scorers, such as includes()")])
     if any(scorer_of(part).scores_groups for part in parts):
-        raise ConfigError([(key, "a judge that compares rollouts with each other stands alone, not among parts")])
+        raise ConfigError([(key, "a judge that compares rollouts with each other cannot be one of several parts")])
 
 
 def _named(scorers: Sequence[Scorer], names: Sequence[str | None]) -> list[tuple[str, Scorer]]:

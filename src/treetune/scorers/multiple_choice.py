@@ -24,7 +24,7 @@ from treetune.scorers.reading.wording import text_key
 from treetune.scorers.reading.words import LISTS, listed
 from treetune.scorers.scorer import Scorer, judged, require_truths
 
-_ANY_OF = "choice: a ground truth is a list of options, of which any is right; all: true if all must be chosen"
+_ANY_OF = "choice: a ground truth is a list of options, any of which is right; all: true if all must be chosen"
 LETTERS = tuple(ascii_uppercase[:10])
 """The labels if the options are unknown."""
 
@@ -39,11 +39,12 @@ class Choice(Scorer, frozen=True, tag="choice"):
     index, and a text is a label or else an option's text."""
 
     all: bool = False
-    """Whether the truth is a list of options that must all be chosen, and no others. If not, any of a list is right."""
+    """Whether the truth is a list of options, all of which must be chosen, and no others. If not, any of a list is
+    right."""
 
     def __post_init__(self) -> None:
         if isinstance(self.choices, list | dict) and len(self.choices) < 2:
-            raise ConfigError([("choices", "there must be two options at least")])
+            raise ConfigError([("choices", "there must be at least two options")])
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         """Whether the reply chooses the right option, by its label or its text."""
@@ -87,7 +88,7 @@ class Choice(Scorer, frozen=True, tag="choice"):
                 return _make_options(tuple(map(str, given["label"])), tuple(map(str, given["text"])))
             return _make_options(tuple(map(str, given)), tuple(map(str, given.values())))
         if not isinstance(given, list | tuple) or not 0 < len(given) <= len(ascii_uppercase):
-            raise TasksetError(f"the options are no list of 1 to 26: {given!r:.80}")
+            raise TasksetError(f"the options are not a list of 1 to 26: {given!r:.80}")
         texts = tuple(given)
         return _make_options(None, texts if isinstance(texts[0], str) else tuple(map(str, texts)))
 
@@ -105,10 +106,11 @@ class Choice(Scorer, frozen=True, tag="choice"):
         if label is None:
             where = f"task {task.idx}: " if task is not None else ""
             known = ", ".join(options.texts or options.labels)
-            problem = f"{where}the ground truth {truth!r:.60} is none of the options: {known:.200}"
+            problem = f"{where}the ground truth {truth!r:.60} is not one of the options: {known:.200}"
             raise TasksetError(
                 problem,
-                remedy="name the column of the options (choices), and what the truth is: truth: index counts from 0",
+                remedy="name the column of the options (choices), and the form of the truth: truth: "
+                "index counts from 0",
             )
         return label
 

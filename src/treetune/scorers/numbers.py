@@ -57,7 +57,7 @@ class Number(Scorer, frozen=True, tag="number"):
 
     def fault(self, truth: Any, task: Task | None) -> str | None:
         wrong = [one for one in require_truths(truth, task) if _read_quantity(str(one)) is None]
-        return f"is no number: {wrong[0]!r:.60}" if wrong else None
+        return f"is not a number: {wrong[0]!r:.60}" if wrong else None
 
 
 class Quantity(NamedTuple):
@@ -75,7 +75,7 @@ def _read_quantity(text: str) -> Quantity | None:
 
 
 def _unit_beside(text: str, number: str) -> str | None:
-    """The unit of measure beside the last occurrence of a number in a text, if it is a known unit."""
+    """The unit of measure next to the last occurrence of a number in a text, if it is a known unit."""
     number = number.lstrip("-$")
     begin = text.rfind(number)
     end = begin + len(number)

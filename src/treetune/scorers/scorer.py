@@ -4,7 +4,7 @@ r"""A Scorer computes the reward of an answer. It is a config, so that YAML and 
     scorer.score("The capital of France is Paris.", "Paris").reward      # 1.0
 
 Kinds are looked up by name on first use, and each may live in its own module. This module has `Rule`, which scores
-tasks that name no scorer: does the answer say the same as the ground truth?
+tasks that name no scorer: does the answer agree with the ground truth?
 
 `find_unpaid` writes a gold answer in the usual ways of models, and returns the first that a scorer does not accept:
 
@@ -46,8 +46,8 @@ class Scorer(
     msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True, omit_defaults=True
 ):
     answer: AnswerFormat | None = None
-    """Where the reply gives the answer: `boxed`, `hash`, `last_line`, `{tag: answer}`, `{line: "Answer:"}`. Absent:
-    wherever it states one."""
+    """The place of the answer in the reply: `boxed`, `hash`, `last_line`, `{tag: answer}`, `{line: "Answer:"}`. Absent:
+    wherever the reply states it."""
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Any:
         """The `Score` of a reply. May be async."""
@@ -63,7 +63,7 @@ class Scorer(
         return text if self.answer is None else self.answer.fill(text)
 
     def problem(self, truth: Any, task: Task | None = None) -> str | None:
-        """What makes a ground truth unusable, so that no answer is right; None if it is usable."""
+        """What makes a ground truth unusable, because no answer can be right; None if it is usable."""
         return self.fault(truth, task) if truths_of(truth) else "is missing"
 
     def fault(self, truth: Any, task: Task | None) -> str | None:
@@ -81,7 +81,7 @@ class Scorer(
         return False
 
     def check(self) -> None:
-        """Raise if something it needs besides its config is invalid. Called before the first answer."""
+        """Raise if anything that it needs besides its config is invalid. Called before the first answer."""
 
     def check_reachable(self) -> None:
         """Raise if a model that it needs does not answer. Must not be called from an event loop."""
@@ -112,8 +112,8 @@ class Scorer(
         named = value.get("kind")
         if named not in KINDS:
             near = did_you_mean(named, KINDS) if isinstance(named, str) else ""
-            problem = "is required" if named is None else f"{named!r:.60} is no kind of scorer{near}"
-            raise ConfigError([(key, f"{problem}; there are {', '.join(KINDS)}")])
+            problem = "is required" if named is None else f"{named!r:.60} is not a kind of scorer{near}"
+            raise ConfigError([(key, f"{problem}; available: {', '.join(KINDS)}")])
         keys = {key: item for key, item in value.items() if key != "kind"}
         try:
             return convert(keys, kind_named(named), path=path, raw=raw)
@@ -171,7 +171,7 @@ def judged(found: Extraction, right: bool, truths: Sequence[Any]) -> Score:
 
 
 def explain(found: Extraction, problem: str) -> str:
-    """Whether an answer is right, which it is without a `problem`, and in which form it was found."""
+    """Whether an answer is right (it is if there is no `problem`), and in which form it was found."""
     if found.text is None or not found.form:
         return found.why or problem or "right"
     return f"{problem}; read from {found.form}" if problem else f"right, from {found.form}"
@@ -179,7 +179,7 @@ def explain(found: Extraction, problem: str) -> str:
 
 class Rule(Scorer, frozen=True, tag="rule"):
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
-        """Whether the answer equals the ground truth, as a number if that is one, else as a text."""
+        """Whether the answer equals the ground truth: as a number if the truth is a number, else as a text."""
         truths = truth if isinstance(truth, list) else [truth]
         numbers = [read_truth(one) for one in truths]
         if None not in numbers:
@@ -214,9 +214,10 @@ def find_unpaid(scorer: Scorer, task: Task) -> tuple[str, str] | None:
 
 
 def find_form_faults(form: AnswerFormat | None, scorer: Scorer | None, task: Task) -> Iterator[tuple[str, str]]:
-    """Why a model may put its answer where it is not read, or is paid for a guess: rules, and what was found.
+    """Why a model may put its answer where it is not read, or is rewarded for a guess: rules, and what was found.
 
-    `form`: what is declared for the task. `scorer`: its kind; None if an environment or code scores it.
+    `form` is the form that the task declares. `scorer` is the kind of its scorer; None if an environment or code scores
+    it.
     """
     if scorer is not None and (parts := getattr(scorer, "named", None)) is not None:
         for _, part in parts():
@@ -226,9 +227,9 @@ def find_form_faults(form: AnswerFormat | None, scorer: Scorer | None, task: Tas
     if form is not None and prompt.strip() and not form.fits(prompt):
         asked = asked_form(prompt)
         if asked is None:
-            yield "answer-form-unsaid", f"the answer is read from {form}, and the prompt does not ask for it"
+            yield "answer-form-unsaid", f"the answer is read from {form}, but the prompt does not ask for it"
         else:
-            yield "answer-form-differs", f"the prompt asks for {asked}, and the answer is read from {form}"
+            yield "answer-form-differs", f"the prompt asks for {asked}, but the answer is read from {form}"
     kind = None if scorer is None else scorer.__struct_config__.tag
     if kind == "includes" and form is None and not task.extra_info.get("choices"):
         yield (

@@ -1,7 +1,7 @@
 """The scorer for JSON: `json`, and the JSON schemas that it checks values against.
 
 find_schema_faults({"type": "objekt"})                       # [(".type", "...")]
-find_value_fault({"age": "7"}, {"properties": {"age": {"type": "integer"}}})      # "age is no integer"
+find_value_fault({"age": "7"}, {"properties": {"age": {"type": "integer"}}})      # "age is not of type integer"
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Json(Scorer, frozen=True, tag="json"):
             [] if self.schema is None else [(f"schema{key}", what) for key, what in find_schema_faults(self.schema)]
         )
         if self.fields is not None and not (self.fields and all(self.fields)):
-            faults.append(("fields", "name one at least"))
+            faults.append(("fields", "name at least one"))
         if self.partial and self.fields is None:
-            faults.append(("partial", "needs fields: name the keys of which each earns its share"))
+            faults.append(("partial", "needs fields: name the keys, each of which earns its share"))
         if faults:
             raise ConfigError(faults)
 
@@ -66,13 +66,13 @@ class Json(Scorer, frozen=True, tag="json"):
         if value is _NONE:
             return Score(0.0, explanation=text)
         if self.schema is not None and (fault := find_value_fault(value, self.schema)) is not None:
-            return Score(0.0, answer=text, explanation=f"not as the schema says: {fault}")
+            return Score(0.0, answer=text, explanation=f"does not match the schema: {fault}")
         if not self._compares:
-            return Score(1.0, answer=text, explanation="as the schema says")
+            return Score(1.0, answer=text, explanation="matches the schema")
         wanted = self._read_truths(truth)
         best, why = max((self._compare(value, one) for one in wanted), key=lambda found: found[0])
         if best and _has_duplicate_keys(text):
-            best, why = 0.0, "a key is given twice"
+            best, why = 0.0, "a key appears twice"
         return Score(best, answer=text, explanation=explain(Extraction(text, form=form), why))
 
     def _compare(self, value: Any, truth: Any) -> tuple[float, str]:
@@ -116,7 +116,7 @@ class Json(Scorer, frozen=True, tag="json"):
         try:
             values = self._read_truths(truth)
         except msgspec.DecodeError as error:
-            return f"is no JSON: {error}"
+            return f"is not JSON: {error}"
         if not values:
             return "is missing"
         missing = [field for field in self.fields or () if any(_at(value, field) is _NONE for value in values)]
@@ -227,12 +227,12 @@ def find_schema_faults(schema: Any, path: str = "") -> Iterator[tuple[str, str]]
         here = f"{path}.{key}"
         if key not in KEYWORDS:
             near = did_you_mean(str(key), KEYWORDS)
-            yield here, f"is no keyword that is checked here{near}; there are {', '.join(KEYWORDS)}"
+            yield here, f"is not a keyword that is checked here{near}; available: {', '.join(KEYWORDS)}"
         elif key == "type":
             for name in value if isinstance(value, list) else [value]:
                 if not isinstance(name, str) or name not in TYPES:
                     near = did_you_mean(str(name), TYPES)
-                    yield here, f"{name!r:.60} is no type{near}; there are {', '.join(TYPES)}"
+                    yield here, f"{name!r:.60} is not a type{near}; available: {', '.join(TYPES)}"
         elif key == "properties":
             if not isinstance(value, dict):
                 yield here, f"expected keys and schemas, got {value!r:.60}"
@@ -257,13 +257,13 @@ def find_value_fault(value: Any, schema: dict[str, Any], path: str = "") -> str 
     if types is not None:
         wanted = types if isinstance(types, list) else [types]
         if not any(TYPES[one](value) for one in wanted):
-            return f"{name} is no {' or '.join(wanted)}"
+            return f"{name} is not of type {' or '.join(wanted)}"
     if "enum" in schema and not any(_equal(value, one) for one in schema["enum"]):
-        return f"{name} is none of {', '.join(map(str, schema['enum'])):.100}"
+        return f"{name} is not one of {', '.join(map(str, schema['enum'])):.100}"
     if "const" in schema and not _equal(value, schema["const"]):
         return f"{name} is not {schema['const']!r:.60}"
     if "anyOf" in schema and all(find_value_fault(value, one, path) is not None for one in schema["anyOf"]):
-        return f"{name} fits none of anyOf"
+        return f"{name} matches none of anyOf"
     return (
         _object_fault(value, schema, path)
         if isinstance(value, dict)
@@ -304,7 +304,7 @@ def _scalar_fault(value: Any, schema: dict[str, Any], name: str) -> str | None:
         if not inside or not schema.get("exclusiveMinimum", -math.inf) < value < schema.get(
             "exclusiveMaximum", math.inf
         ):
-            return f"{name} is {value!r:.40}, out of its limits"
+            return f"{name} is {value!r:.40}, outside its limits"
     return None
 
 

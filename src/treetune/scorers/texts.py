@@ -26,9 +26,9 @@ from treetune.scorers.reading.words import denied, hedged, refused
 from treetune.scorers.scorer import Scorer, expected, explain, judged, require_truths
 
 SHORT = 5
-"""The most words of a ground truth that counts as a name rather than prose."""
+"""The maximum number of words of a ground truth that counts as a name rather than prose."""
 SHORT_REPLY = 200
-"""The most characters of a reply without an explicit answer that `includes` reads as one statement."""
+"""The maximum number of characters of a reply without an explicit answer that `includes` reads as one statement."""
 OTHER_WORDS = 12
 """How many words longer than the truth a statement may be for `includes`."""
 
@@ -37,7 +37,7 @@ class Exact(Scorer, frozen=True, tag="exact"):
     ignore_case: bool = True
     """Whether to ignore case."""
     strip: bool = True
-    """Whether to ignore articles, quotes, markdown and punctuation around the answer. If not, the reply, or what is in
+    """Whether to ignore articles, quotes, markdown and punctuation around the answer. If not, the reply, or the part in
     the declared place, is compared character by character."""
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
@@ -69,7 +69,7 @@ class Includes(Scorer, frozen=True, tag="includes"):
     ignore_case: bool = True
     """Whether to ignore case."""
     hedges: bool = False
-    """Whether a reply is also right if it denies the ground truth, leaves it open or names other answers too."""
+    """Whether a reply is also right if it denies the ground truth, leaves it open or also names other answers."""
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Score:
         """Whether the statement of the answer names the ground truth, with a few other words and no other option."""
@@ -96,7 +96,7 @@ class Includes(Scorer, frozen=True, tag="includes"):
         if denied(ahead) or refused(behind) or hedged(ahead) or hedged(behind):
             return f"{truth:.80} is denied or left open"
         if other := next((one for one in others if _names(text_key(text), one)), None):
-            return f"{other} is named too"
+            return f"{other} is also named"
         return SEVERAL if plain(text) != name and _is_list(text) else ""
 
     def _search_everywhere(self, answer: str, truths: list[Any]) -> Score:
@@ -121,7 +121,7 @@ def _one_includes_other(one: str, other: str) -> bool:
 
 
 def _names(said: str, wanted: str) -> bool:
-    """Whether the words of a text include others; in a script without spaces, its letters."""
+    """Whether the words of a text include other words; in a script without spaces, letters."""
     return f" {wanted} " in f" {said} " or (
         not wanted.isascii() and _NO_SPACES.search(wanted) is not None and wanted in said
     )
@@ -207,13 +207,13 @@ class Pattern(Scorer, frozen=True, tag="pattern"):
     group: int | str | None = None
     """The group with the answer, by number or name. Absent: the first group, or the whole match if there is none."""
     which: Literal["only", "first", "last"] = "only"
-    """Which match counts if there are several. `only`: all must say the same."""
+    """Which match counts if there are several. `only`: all matches must be the same."""
     ignore_case: bool = False
     """Whether to ignore case."""
     strip: bool = True
     """Whether to compare numbers by value, and texts without surrounding markdown, quotes and a full stop."""
     match_only: bool = False
-    """Whether any match earns 1, whatever it says. Use it to check a format, as a part of other scorers."""
+    """Whether any match earns 1, whatever its text is. Use it to check a format, as a part of other scorers."""
 
     def __post_init__(self) -> None:
         try:

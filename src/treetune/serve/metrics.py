@@ -170,7 +170,7 @@ class Metrics:
             yield family
         for name, what in COUNTS.items():
             yield CounterMetricFamily(f"treetune_{name}", what, self.counts[name])
-        yield GaugeMetricFamily("treetune_uptime", "Seconds since the server began", time.time() - self.began)
+        yield GaugeMetricFamily("treetune_uptime", "Seconds since the server started", time.time() - self.began)
         yield CounterMetricFamily(
             "treetune_malformed", "Messages dropped because no request could be read", self.malformed
         )

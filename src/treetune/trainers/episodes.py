@@ -1,12 +1,13 @@
-"""Starts the episodes that a trainer's bridge plays: of a taskset in this process, or of rows, here or on task servers.
+"""Starts the episodes that a trainer's bridge plays: episodes of a taskset in this process, or of rows, here or on task
+servers.
 
     episode = await LocalEpisodes(streams).start(task_index)      # with the methods of `TaskServerClient`
     async with await RowEpisodes().start(scorer, task) as episode:
         step = await episode.step("an answer")
 
 In this process, a row is played by the taskset that its `scorer` names, so its reward is the same as in `eval`. Servers
-must serve the tasks that the rows were built from. They are asked for a task by uid, and refused if they do not have
-it. Failures raise a `ServeError` in both cases.
+must serve the tasks that the rows were built from. The servers look up a task by uid, and are refused if they do not
+have it. Failures raise a `ServeError` in both cases.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _STARTS = 32
 class LocalEpisode(Episode):
     info: dict[str, Any] = {}
     one_answer = False
-    """Whether any answer ends the episode: the task has no environment of its own and no tools."""
+    """Whether any answer ends the episode, because the task has no environment of its own and no tools."""
     scores_answers = True
     """Whether an answer without a tool call is scored; if False, it only ends the episode."""
 
@@ -95,7 +96,7 @@ class LocalEpisodes:
 
     def kind_of(self, task_index: int) -> tuple[Any, ...]:
         """Identify what plays a task, without starting it: tasks of one kind have the same environment and the same
-        sort of prompt."""
+        form of prompt."""
         task = self.task(task_index)
         owner, inner = owner_of(self._streams.taskset, task)
         prompt = has_images(task.messages), begins_answer(task.messages)

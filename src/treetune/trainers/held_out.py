@@ -1,4 +1,5 @@
-"""Decides what a training validates with: the target's `val_tasks`, or tasks that are held out of the training.
+"""Selects the tasks that a training validates with: the target's `val_tasks`, or tasks that are held out of the
+training.
 
     held = hold_out(taskset, 64, num_tasks=512)
     held.train, held.val              # indices of the taskset's order, with no uid in both
@@ -21,9 +22,9 @@ from treetune.errors import plural
 from treetune.system.digest import digest
 
 FAR = 2**30
-"""Tasks of an endless order are validated with from this index on, which no training reaches."""
+"""For an endless order, validation uses the tasks from this index on, which no training reaches."""
 SHARE = 5
-"""At most one of this many tasks is held out, and of further tasks this many times the wanted ones are looked at."""
+"""At most one of this many tasks is held out; for further tasks, this many times the wanted number is looked at."""
 NONE = "none: "
 
 
@@ -37,14 +38,14 @@ class HeldOut(msgspec.Struct, frozen=True):
     """Of the tasks to validate with."""
 
     def select(self, taskset: Taskset[Any, Any], declared: Taskset[Any, Any] | None = None) -> Selection:
-        """The tasks to validate with; of the `declared` ones if the target declares some."""
+        """The tasks to validate with; chosen from the `declared` ones if the target declares some."""
         return Selection([(declared or taskset, self.val)])
 
 
 def hold_out(
     taskset: Taskset[Any, Any], size: int, num_tasks: int | None = None, declared: Taskset[Any, Any] | None = None
 ) -> HeldOut:
-    """Choose the tasks to train on, which are the first `num_tasks`, and those to validate with. `declared` are the
+    """Choose the tasks to train on, which are the first `num_tasks`, and the tasks to validate with. `declared` are the
     `val_tasks` of the target."""
     count = None if taskset.endless else taskset._size()
     wanted = min(num_tasks or count, count) if count is not None else num_tasks
@@ -88,7 +89,7 @@ def _look_further(taskset: Taskset[Any, Any], size: int, first: range | None, co
 
 
 def choose(uids: Iterable[str], size: int, share: int = SHARE) -> frozenset[str]:
-    """Choose uids to hold out, the same whatever the order of the tasks; at most one in `share`."""
+    """Choose uids to hold out, independent of the order of the tasks; at most one in `share`."""
     distinct = dict.fromkeys(uids)
     return frozenset(sorted(distinct, key=digest)[: min(size, len(distinct) // share)])
 
@@ -110,8 +111,8 @@ def _uids(taskset: Taskset[Any, Any], indices: Iterable[int]) -> frozenset[str]:
 def hold_out_rows(
     files: Sequence[Path], size: int, cache_dir: Path | None
 ) -> tuple[dict[str, list[tuple[Path, int]]], str]:
-    """Split files of rows into `train` and `val`; return the files of each with their numbers of rows. A uid is in one
-    of them only. Returns no files if there are too few rows."""
+    """Split files of rows into `train` and `val`; return the files of each with their numbers of rows. No uid is in
+    both parts. Returns no files if there are too few rows."""
     from treetune.data.arrow_values import read_extra
 
     uids: list[str] = []
@@ -129,7 +130,7 @@ def hold_out_rows(
 
 
 def _row_uids(path: Path, before: int) -> Iterator[str]:
-    """Rows of other programs have no uid: each is taken for a task of its own."""
+    """Rows of other programs have no uid: each row counts as a separate task."""
     import pyarrow.parquet as pq
 
     return (f"row {before + number}" for number in range(pq.read_metadata(path).num_rows))
@@ -150,5 +151,5 @@ def _write_part(name: str, files: Sequence[Path], rows: Sequence[int], cache_dir
         return Sidecar(config=config, source=", ".join(each.name for each in files), rows=len(rows),
                        fingerprint=key, schema=schema_tree(schema))  # fmt: skip
 
-    cache.get_or_build(key, write, force=True)  # the files may have been written anew, in the same place
+    cache.get_or_build(key, write, force=True)  # the files may have been written again, in the same place
     return cache.path(key)

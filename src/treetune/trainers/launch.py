@@ -3,8 +3,8 @@
     launch = plan("verl", TrainRequest(target="sums.yaml", model="Qwen/Qwen3-0.6B", build=build))
     launch.command         # python -m verl.trainer.main_ppo data.train_files=[...] ...
 
-`train_run.py` decides what holds for every trainer, such as names and folders. Each trainer has a function that
-translates that into the trainer's own keys. It does not import the trainer, so plans work on any machine.
+`train_run.py` has what applies to every trainer, such as names and folders. Each trainer has a function that translates
+that into the trainer's own keys. It does not import the trainer, so plans work on any machine.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.given(key, max(default, -(-(self.steps or 1) // max(1, per_epoch))))
 
     def log_to(self, *known: str, most: int = 3) -> list[str]:
-        """Return where to log; refuse what the trainer does not know, and more places than it logs to."""
+        """Return where to log; refuse loggers that the trainer does not know, and more loggers than it supports."""
         for name in self.log:
             if name not in known:
                 raise UsageError(f"this trainer does not log to {name}", remedy=f"use one of {', '.join(known)}")
@@ -150,7 +150,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     trainer: str
     package: str
-    """What must be installed, and how."""
+    """What must be installed, and how to install it."""
     install: str
     data: dict[str, Any]
     config: dict[str, str]
@@ -189,7 +189,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         return dict(json.loads(last[0])) if done.returncode == 0 and last else {}
 
     def refuse_unknown(self, defaults: Mapping[str, Any]) -> None:
-        """Refuse keys that the installed trainer does not have. Below a key without a value, any key may be added."""
+        """Refuse keys that the installed trainer does not have. If a key has no value, any key may be added below
+        it."""
         known = {".".join(key.split(".")[:count]) for key in defaults for count in range(1, key.count(".") + 2)}
         for key in filter(re.compile(r"\w[\w.\-]*").fullmatch, self.config):
             above = [key.rpartition(".")[0]]
@@ -222,7 +223,7 @@ def plan(trainer: str, request: TrainRequest) -> Launch:
         other = trainer.lower().replace("_", "-")
         other = next((name for name in _OTHERWISE if name.replace("-", "") == other.replace("-", "")), other)
         if other in _OTHERWISE:
-            raise UsageError(f"{other} is not started by `treetune train`", remedy=_OTHERWISE[other])
+            raise UsageError(f"{other} cannot be started by `treetune train`", remedy=_OTHERWISE[other])
         raise UnknownNameError.of("trainer", trainer, TRAINERS)
     module, _, function = TRAINERS[trainer].partition(":")
     tasks = load_tasks(request)
@@ -241,7 +242,7 @@ def plan(trainer: str, request: TrainRequest) -> Launch:
     needs_number = "num_tasks" in launch.data and launch.data["num_tasks"] is None and "num_tasks" not in launch.config
     if needs_number and tasks.train is not None and tasks.train.endless:
         raise UsageError(
-            f"{tasks.train.name} has no end: how many tasks are trained on?", remedy="pass --num-tasks (-n)"
+            f"{tasks.train.name} is endless: how many tasks should it train on?", remedy="pass --num-tasks (-n)"
         )
     for key in _RESUMED:
         if key in launch.config and key in launch.reasons and launch.reasons[key] == AS_SET:
@@ -293,7 +294,7 @@ def merge(planned: Mapping[str, Setting], overrides: Sequence[str]) -> dict[str,
 
 
 def reasons(planned: Mapping[str, Setting], config: Mapping[str, str]) -> dict[str, str]:
-    """Say of each key of a merged config why it is set."""
+    """Give the reason for each key of a merged config."""
     own = {key: setting.why for key, setting in planned.items() if config.get(key) == as_text(setting.value)}
     return {key: own.get(key, AS_SET) for key in config}
 
@@ -303,7 +304,7 @@ def split_override(override: str) -> tuple[str, str]:
     if not equals and key.startswith("~"):  # hydra's way to delete a key
         return key, ""
     if not equals or not re.fullmatch(r"[+~]{0,2}[\w.@/\-\[\]]+", key):
-        raise UsageError(f"{override!r} is no override", remedy="a trainer's own keys are set as KEY=VALUE")
+        raise UsageError(f"{override!r} is not an override", remedy="a trainer's own keys are set as KEY=VALUE")
     return key, value
 
 
@@ -322,13 +323,14 @@ def as_text(value: Any) -> str:
 
 
 def quote(text: str) -> str:
-    """Quote text so that hydra sees no key, comma or `${...}` in it."""
+    """Quote text so that hydra does not read a key, a comma or `${...}` in it."""
     escaped = escape_text(text).replace("'", "\\'")
     return f"'{escaped}'"
 
 
 def with_validation(request: TrainRequest, files: Files, tasks: TargetTasks, format: str) -> tuple[Files, str]:
-    """Add files to validate with to those that were built, unless the target declares some; say what they are."""
+    """Add the files to validate with to those that were built, unless the target declares some; return a description of
+    them."""
     if files.get("val"):
         return files, f"{plural(count_rows(files, 'val'), 'row')} of val_tasks"
     if not request.val:
@@ -365,7 +367,7 @@ def describe_files(files: Files, validation: str) -> dict[str, Any]:
 
 
 def describe_lengths(lengths: Lengths, longer: int) -> dict[str, str]:
-    """Describe the prompts for the plan, with the number of those that are too long for the limit."""
+    """Describe the prompts for the plan, with the number of prompts that exceed the limit."""
     return {"lengths": lengths.what + (f"; {plural(longer, 'prompt')} too long, left out" if longer else "")}
 
 

@@ -4,7 +4,8 @@
     lengths.prompt_limit(512)        # None: verl's default has room for them
     lengths.what                     # "64 tasks, prompts of up to 431 tokens, 310 of them for tools"
 
-Prompts are what the model is shown first, with the tools. What environments show is seen by starting a few episodes.
+Prompts are the first messages that the model is shown, with the tools. The messages of environments are known only
+after starting a few episodes.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ class Lengths(msgspec.Struct, frozen=True):
     """The tokens that the model can read, if known."""
 
     def prompt_limit(self, default: int) -> int | None:
-        """The limit to set for prompts; None if the default has room for them."""
+        """The limit to set for prompts; None if the default is large enough."""
         wanted = _round_up(int(self.longest * ROOM))
         if self.context is not None:
             wanted = min(wanted, max(self.longest, self.context - ANSWER))
         return wanted if wanted > default else None
 
     def response_limit(self, prompts: int) -> int | None:
-        """The limit to set for everything after a prompt; None if the default will do."""
+        """The limit to set for everything after a prompt; None if the default is large enough."""
         if not self.several_turns:
             return None
         room = ANSWER * ANSWERS
@@ -74,7 +75,7 @@ class _Opening(msgspec.Struct, frozen=True):
 
 
 def measure(taskset: Taskset[Any, Any] | None, model: str, num_tasks: int | None = None) -> Lengths:
-    """Measure the prompts of some of the first `num_tasks` tasks. Refuses tasks of which none fits the model."""
+    """Measure the prompts of some of the first `num_tasks` tasks. Refuses tasks if none of them fits the model."""
     if taskset is None:
         return Lengths("not measured: the tasks are a server's")
     try:

@@ -24,7 +24,7 @@ RESULT = "result.json"
 """The result, in the run folder."""
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40
-"""The most bars of a curve."""
+"""The maximum number of bars in a curve."""
 
 Curve = dict[int, float | None]
 """The mean reward by step; None if no rollout of the step has a reward."""
@@ -53,13 +53,13 @@ class TrainResult(msgspec.Struct, frozen=True):
 
 
 def count_written(run: TrainRun) -> Written:
-    """How much the run folder holds, to see later whether anything was added."""
+    """The size of the run folder, to detect later whether anything was added."""
     place = find_run(run.rollouts)
     return None if place is None else place.stamp()
 
 
 def read_result(launch: Launch, before: Written) -> TrainResult:
-    """Read the result, and write it to the run folder. `before` is what was there when the training started."""
+    """Read the result, and write it to the run folder. `before` is the count from the start of the training."""
     run = launch.run
     rewards, validation = _read_curve(run.rollouts), _read_curve(run.validation)
     problem = None

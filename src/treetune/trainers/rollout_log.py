@@ -46,8 +46,8 @@ class RolloutLog:
 
     def add(self, step: int, traces: Iterable[Trace]) -> None:
         """Write the rollouts of a step. A resumed training plays some steps again: the first step that is added
-        replaces what was written from there on. A full disk does not end the training, nor does a folder that another
-        process of it writes to."""
+        replaces everything that was written from that step on. A full disk does not end the training, nor does a folder
+        that another process of it writes to."""
         if self._failed:
             return
         try:
@@ -74,8 +74,8 @@ def trace_of(
     reward: float | None,
     tokens: Tokens | None = None,
 ) -> Trace:
-    """Return the trace of an episode: the prompt, and the conversation after it. `reward` is the one that is trained
-    on; it is a metric of its own if a hook made it."""
+    """Return the trace of an episode: the prompt, and the conversation after it. `reward` is the reward that is trained
+    on; it is a separate metric if a hook made it."""
     episode, info = (played.episode, played.info) if played is not None else (None, {})
     task = getattr(episode, "task", None) or Task(prompt=prompt, data_source=str(info.get("data_source") or ""))
     rewards = played.rewards if played is not None else []
@@ -112,7 +112,8 @@ def trace_of_tokens(played: TokenEpisode) -> Trace:
 
 
 def split_answers(messages: list[Message], turns: int) -> tuple[list[Message], list[Message]]:
-    """Split messages into those the model was shown first, and the rest, which starts with its first answer."""
+    """Split messages into the messages that the model was shown first, and the rest, which starts with its first
+    answer."""
     answers = [at for at, message in enumerate(messages) if message.get("role") == "assistant"]
     first = answers[-turns] if turns else len(messages)
     return messages[:first], messages[first:]

@@ -33,7 +33,7 @@ def read_scored_by(extra_info: Any, data_source: Any) -> ScoredBy:
 def refuse_begun_answer(messages: list[Message], where: str) -> None:
     if begins_answer(messages):
         raise UsageError(
-            f"{where}: the prompt ends with the beginning of an answer, and the trainer does not go on with it",
+            f"{where}: the prompt ends with the beginning of an answer, but the trainer does not continue it",
             remedy="leave out the assistant's last message, or train with TrlTasks and rollout_func=tasks.rollout",
         )
 
@@ -58,7 +58,7 @@ def _check(episode: Episode | BaseException, row: str) -> Episode:
         why = reason_of(episode)
         raise TasksetError(f"{row} could not be scored: {why}") from episode
     if episode.tools:
-        raise UsageError(f"{row}: a model may call tools, and the trainer plays one answer", remedy=SEVERAL_TURNS)
+        raise UsageError(f"{row}: a model may call tools, but the trainer plays one answer", remedy=SEVERAL_TURNS)
     if not episode.finished:
         raise TasksetError(
             f"{row} goes on after the first answer, and the trainer plays only that", remedy=SEVERAL_TURNS

@@ -43,7 +43,7 @@ class Hooks:
     """Whether the trainer gets the reward of each turn."""
 
     def __init__(self, max_turns: int | None = None, turn_discount: float | None = None) -> None:
-        """By default, both are what the contract of a task says."""
+        """By default, both come from the contract of the task."""
         if max_turns is not None and max_turns < 1:
             raise UsageError(f"max_turns must be at least 1, got {max_turns}")
         if turn_discount is not None and not 0 < turn_discount <= 1:
@@ -78,7 +78,7 @@ class Hooks:
 
     def show(self, observation: Observation, history: list[Message]) -> list[Message]:
         """Apply the hook to an observation. It passes text wherever that loses nothing, so that a hook that only
-        handles text also reads openings with a system message."""
+        handles text can also read openings with a system message."""
         history = [dict(message) for message in history]  # a hook may change the messages that it gets
         kind, content = observation.type, observation.content
         if kind == "messages" and content and _is_user_text(content[-1]):
@@ -117,7 +117,7 @@ class PlayedEpisode:
         self.episode: Any = None if self.failure else episode
         self.contract = hooks.contract_of(self.episode)
         self.group_reward: float | None = None
-        """What the taskset's `score_group` gave it, in place of the sum of its rewards; see `group_scores`."""
+        """The reward from the taskset's `score_group`, in place of the sum of its rewards; see `group_scores`."""
         self.rewards: list[float] = []
         """The reward of each step."""
         self.info: dict[str, Any] = self.episode.info if self.episode else {}
@@ -127,7 +127,7 @@ class PlayedEpisode:
         """The metrics that the environment has reported."""
 
     def observe(self, step: Step | ServeError | PolicyError) -> None:
-        """Record what the environment answered, or why there is no answer."""
+        """Record the environment's reply, or why there is no reply."""
         if isinstance(step, ServeError | PolicyError):
             self.failure, self.over = step, True
         else:
@@ -148,7 +148,7 @@ class PlayedEpisode:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What trainers log of an episode besides its reward: the environment's own metrics, and ours."""
+        """The values that trainers log for an episode besides its reward: the environment's own metrics, and ours."""
         truncated = float(bool(self.info.get("truncated")))
         return {**self._own, "success": float(self.passed), "truncated": truncated, "raw_reward": self.raw_reward}
 
@@ -257,7 +257,7 @@ class TokenEpisode(PlayedEpisode):
         return False
 
     def _cut_off(self) -> None:
-        """End the episode at a limit of the trainer; what it has earned so far counts."""
+        """End the episode at a limit of the trainer; the reward earned so far counts."""
         self.info = {**self.info, "truncated": True}
         self.over = True
 
@@ -308,8 +308,8 @@ async def play_episode(
     attempts: int = 2,
 ) -> TokenEpisode:
     """Start an episode, play it and always close it. An episode that fails for a reason other than the model is played
-    again from its start, `attempts` times in all; the last one has the `failure`. A failed start is not repeated here:
-    `RowEpisodes` does that."""
+    again from its start, at most `attempts` times in all; the last one has the `failure`. A failed start is not
+    repeated here: `RowEpisodes` does that."""
     for _ in range(attempts):
         started = await or_error(start())
         played = TokenEpisode(chat, hooks, started, sample, longest_prompt=longest_prompt, seconds=seconds)

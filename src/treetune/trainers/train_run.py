@@ -1,12 +1,12 @@
-"""The run folder of a training: its name, what it began with, and where its checkpoints and rollouts are.
+"""The run folder of a training: its name, its original settings, and where its checkpoints and rollouts are.
 
     run = TrainRun.of(Beginning(trainer="verl", target="letters.py:Letters", model="Qwen/Qwen3-0.6B"))
     run.name, run.folder           # letters-qwen3-0.6b-1f3a9c2e, runs/train-letters-qwen3-0.6b-1f3a9c2e
     run.check("checkpoints/*")     # refuses a folder that another training uses, and --resume of another plan
 
-The name ends with a hash of everything that makes the training what it is: the tasks and their code, the model, the
-trainer and its keys. So another task gets another folder, and never finds this one's checkpoints. Only the number of
-steps may grow when a training is resumed.
+The name ends with a hash of everything that defines the training: the tasks and their code, the model, the trainer and
+its keys. So another task gets another folder, and never finds this one's checkpoints. Only the number of steps may grow
+when a training is resumed.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from treetune.system.folders import write_atomically
 RUN = "TREETUNE_RUN"
 """The variable with the run folder, for the processes of a training that `treetune train` started."""
 PLAN = "plan.json"
-"""What a training began with, in its run folder."""
+"""The original settings of a training, in its run folder."""
 CHECKPOINTS, ROLLOUTS, VALIDATION = "checkpoints", "rollouts", "validation"
 """The folders in a run folder."""
 PARTS = 10
 """How many checkpoints and validations a training has at least."""
 _NAMED = 3
-"""The most other trainings that a message names."""
+"""The maximum number of other trainings that a message names."""
 
 
 class Beginning(msgspec.Struct, frozen=True, kw_only=True):
-    """What makes a training what it is."""
+    """Everything that defines a training."""
 
     trainer: str
     target: str
@@ -92,7 +92,7 @@ class TrainRun(msgspec.Struct, frozen=True, kw_only=True):
         return any(any(place.iterdir()) for place in (self.checkpoints, self.rollouts) if place.is_dir())
 
     def check(self, newest: str) -> None:
-        """Refuse to overwrite a training, and to resume one that is another. `newest` is the pattern of the trainer's
+        """Refuse to overwrite a training, and to resume a different one. `newest` is the pattern of the trainer's
         checkpoints in the folder."""
         plan = self.folder / PLAN
         if not self.resume:
@@ -103,28 +103,31 @@ class TrainRun(msgspec.Struct, frozen=True, kw_only=True):
             return
         if not plan.exists():
             others = "".join(f"\n  {line}" for line in self._describe_others())
-            remedy = "leave out --resume, or run it as it began"
+            remedy = "leave out --resume, or run it with its original settings"
             raise ResumeError(f"{self.folder} holds no training to resume{others}", remedy=remedy)
         if changes := _read(plan).differences(self.beginning):
             problem = "\n  ".join([f"{self.folder} holds another training:", *changes])
-            raise ResumeError(problem, remedy="run it as it began, or start a new one with another -o")
+            raise ResumeError(problem, remedy="run it with its original settings, or start a new one with another -o")
         if not next(self.folder.glob(newest), None):
             remedy = f"remove {self.folder} and leave out --resume: it ended before its first checkpoint"
             raise ResumeError(f"{self.folder} has no checkpoint", remedy=remedy)
 
     def check_origin(self, checkpoint: Path) -> None:
-        """Refuse a checkpoint in the run folder of another task or model. Other checkpoints say nothing of theirs."""
+        """Refuse a checkpoint in the run folder of another task or model. Other checkpoints do not record their tasks
+        and model."""
         place = next((folder for folder in checkpoint.absolute().parents if (folder / PLAN).exists()), None)
         if place is None:
             return
         began = _read(place / PLAN)
         changed = msgspec.structs.replace(self.beginning, keys=began.keys, val=began.val, num_tasks=began.num_tasks)
         if changes := began.differences(changed):
-            problem = "\n  ".join([f"{checkpoint} is of another training:", *changes])
-            raise ResumeError(problem, remedy="name one of the same tasks and model as -m to begin with its weights")
+            problem = "\n  ".join([f"{checkpoint} belongs to another training:", *changes])
+            raise ResumeError(
+                problem, remedy="pass a checkpoint of the same tasks and model as -m to begin with its weights"
+            )
 
     def begin(self) -> None:
-        """Make the folder, and write what the training began with."""
+        """Make the folder, and write the original settings of the training."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self.folder / PLAN, msgspec.json.encode(self.beginning))
 
@@ -138,7 +141,7 @@ class TrainRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def interval(steps: int, *, to_the_end: bool = False) -> int:
-    """The number of steps between two checkpoints, or two validations. With `to_the_end`, the one nearby that
+    """The number of steps between two checkpoints, or two validations. With `to_the_end`, the nearby interval that
     comes closest to the last step, for trainers that do not add the last step by themselves."""
     tenth = max(1, steps // PARTS)
     return min(range(tenth, tenth // 2, -1), key=lambda each: steps % each) if to_the_end else tenth
@@ -163,7 +166,7 @@ def absolute(name: str) -> str:
 
 
 def _slug(name: str) -> str:
-    """The part of a name that tells a reader what it is, as a part of a file name."""
+    """The readable part of a name, as a part of a file name."""
     place, _, attribute = name.rpartition(":")
     if place and attribute.isidentifier():
         last = attribute

@@ -1,9 +1,9 @@
 """Tries each row's environment with its gold answer and with wrong ones: gold must earn more than any of them.
 
-The wrong answers are: the empty answer, an empty one in the format (`<answer></answer>`), the prompt itself, a shrug,
-the gold answer of a changed ground truth, that one next to gold in either order, and what the environment itself names
-as wrong. If an environment rewards one of these, a model would learn it. The right answers of other rows are not tried:
-0.5 and 1/2 may both be right for both rows.
+The wrong answers are: the empty answer, an empty one in the format (`<answer></answer>`), the prompt itself, a
+non-answer, the gold answer of a changed ground truth, that one next to gold in either order, and the wrong answers that
+the environment itself names. If an environment rewards one of these, a model would learn it. The right answers of other
+rows are not tried: 0.5 and 1/2 may both be right for both rows.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ async def _try_environment(task: Task) -> None:
     for what, answer in _wrong_answers(cls, task, gold):
         _require_less(await _score(task, answer), earned, what)
     if (both := _both_answers(cls, task, gold)) is not None:
-        # Wrong only if paid in both orders: taking the first or the last of two answers is a choice, not a hedge.
+        # Wrong only if rewarded in both orders: taking the first or the last of two answers is a choice, not a hedge.
         wrong = min([await _score(task, answer) for answer in both])
         _require_less(wrong, earned, "next to a wrong one, in either order,")
 

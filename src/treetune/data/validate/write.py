@@ -128,7 +128,7 @@ def write_fixed(
             for number, row in zip(batch.numbers, batch.rows, strict=True):
                 try:
                     task, written = fix_task(row, read, format_named(format), turns)
-                    # Of these only the second refuses NaN, which parquet has.
+                    # Only the second of these refuses NaN, which parquet can hold.
                     (msgspec.json.encode if kind_of(path) is FileKind.PARQUET else encode_json)(written)
                 except (TreetuneError, UnicodeEncodeError, TypeError) as error:
                     said = error.message if isinstance(error, TreetuneError) else "a value that cannot be written"

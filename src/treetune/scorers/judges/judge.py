@@ -3,8 +3,8 @@
     scorer = Judge(model="judge", rubric="helpful.yaml")
     score = await scorer.score(answer, truth, task)
 
-If no verdict can be obtained, the scorer raises `JudgeError`: the rollout fails and does not earn 0. If the answer is
-the cause, it earns 0.
+If there is no verdict, the scorer raises `JudgeError`: the rollout fails and does not earn 0. If the answer is the
+cause, it earns 0.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
     method: Literal["grade", "equal", "rubric", "pairwise"] | None = None
     """Absent: `rubric` if one is given, else `grade`."""
     instruction: str | None = None
-    """What to judge by. Absent: whether the answer says the same as the ground truth."""
+    """What to judge by. Absent: whether the answer agrees with the ground truth."""
     partial: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
     """The reward for a P of `grade`."""
     rubric: FileName | None = None
@@ -64,7 +64,7 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
     criteria: list[Criterion] = []
     """The criteria, instead of a file."""
     calls: Literal["each", "once"] = "each"
-    """One call for each criterion, cached separately, or one call for all of them."""
+    """Use one call for each criterion, cached separately, or one call for all of them."""
     opponents: Annotated[int, msgspec.Meta(ge=2)] | None = None
     """How many other answers each answer is compared with by `pairwise`. Absent: all others of its group."""
     judges: list[JudgeModel] = []
@@ -77,7 +77,7 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
             raise ValueError("a judge needs either model: NAME or judges: [{model: NAME}, ...]")
         _ = self.models  # raises if a model may not run
         if self.rubric is not None and self.criteria:
-            raise ValueError("give the rubric as a file, or its criteria, not both")
+            raise ValueError("give the rubric as a file or as criteria, not both")
         has_rubric = self.rubric is not None or bool(self.criteria)
         if has_rubric != (self.way == "rubric"):
             raise ValueError(f"method: {self.way} and a rubric do not go together")
@@ -191,7 +191,7 @@ class Judge(Scorer, frozen=True, kw_only=True, tag="judge"):
                 for place, point in zip(comparison.pair, comparison.points(said), strict=True):
                     points[place].append(point)
                     splits[place] += comparison.is_split(said)
-            # If all answers are equal there is nothing to compare, and each gets half a point as for a tie.
+            # If all answers are equal, there is nothing to compare, and each gets half a point as for a tie.
             rewards.append({number: _mean(of_one or [0.5]) for number, of_one in points.items()})
         combined = {number: self._combined([of_judge[number] for of_judge in rewards]) for number in different}
         combined |= dict.fromkeys(at_fault, 0.0)

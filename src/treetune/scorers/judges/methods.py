@@ -1,4 +1,4 @@
-"""What a judge is asked about an answer, and how verdicts become rewards.
+"""The questions that a judge is asked about an answer, and how verdicts become rewards.
 
 | method | asked | worth |
 |---|---|---|
@@ -51,7 +51,10 @@ class Plan(msgspec.Struct, frozen=True):
 def grade(answer: str, truth: Any, task: Task | None, instruction: str | None, partial: float) -> Plan:
     reference = show_truth(truth)
     if instruction is None and reference is None:
-        raise TasksetError("a judge has nothing to grade by", remedy="give the scorer an instruction, or tasks a truth")
+        raise TasksetError(
+            "a judge has no instruction or reference to grade by",
+            remedy="give the scorer an instruction, or tasks a truth",
+        )
     by = [instruction or "Does the answer say what the reference says? Wording and format make no difference."]
     if reference is not None:
         by.append("The reference is known to be right.")
@@ -89,7 +92,7 @@ def equal(answer: str, truth: Any, task: Task | None, instruction: str | None) -
         said = [verdict["equal"] for verdict in verdicts]
         split = float(said[0] != said[1])
         told = f"the judge says {said[0]}" + ("" if not split else f" with the {names[0]}, {said[1]} the other way")
-        # If only one order gives `same`, the texts are not known to be the same: no reward, and the split is counted.
+        # If only one order gives `same`, the texts may differ: no reward, and the split is counted.
         return Score(float(said == ["same", "same"]), explanation=told, metrics={SPLIT: split})
 
     return Plan(questions, decide)

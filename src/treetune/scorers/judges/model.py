@@ -77,7 +77,8 @@ class JudgeModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return who
 
     def __post_init__(self) -> None:
-        # The model is loaded when it is first asked. Whether it may run is known only here, where its name was read.
+        # The model is loaded when it is first asked. Whether its name may run is known only here, where the name was
+        # read.
         check_script(self.model, current_origin())
 
     def check(self) -> None:
@@ -106,7 +107,7 @@ class Asked(msgspec.Struct):
 
 
 async def ask(judge: JudgeModel, question: Question, *, anew: bool = False) -> Asked:
-    """The judge's verdict, from any event loop. If a caller gives up, a call that has begun continues. With `anew`,
+    """The judge's verdict, from any event loop. If a caller gives up, a call that has begun is finished. With `anew`,
     cached verdicts are not used."""
     asked: Asked = await asyncio.wrap_future(submit_in_background(_ask(judge, question, anew)))
     return asked
@@ -150,7 +151,7 @@ class Client:
             asked = await asyncio.shield(call.task)
         finally:
             call.waiting -= 1
-            if not call.waiting and not call.begun:  # all callers gave up, and nothing was paid yet
+            if not call.waiting and not call.begun:  # all callers gave up, and no call was paid for yet
                 call.task.cancel()
         return asked if first else _shared(asked, question.name)
 
@@ -264,7 +265,7 @@ class Said(msgspec.Struct, kw_only=True):
 
 class VerdictCache:
     def __init__(self, judge: Any) -> None:
-        """`judge` is what its answers depend on, as plain values: model, address, sampling."""
+        """`judge` has the values that its answers depend on: model, address, sampling."""
         self._judge = judge
         self.folder = default_cache_dir() / "verdicts"
 
@@ -312,8 +313,9 @@ async def find_all_culprits(calls: Sequence[Call], asked: Sequence[Asked]) -> di
 
 
 async def find_culprits(model: JudgeModel, question: Question, asked: Asked) -> Culprits:
-    """Find the answers that prevent a verdict. None are named if the judge gives no verdict on a neutral text either,
-    because then the judge is the cause. Cached verdicts are not used, since the judge may have changed since."""
+    """Find the answers that prevent a verdict. No answer is named if the judge gives no verdict on a neutral text
+    either, because then the judge is the cause. Cached verdicts are not used, since the judge may have changed
+    since."""
     warning = f"an answer kept the judge {model.model} from a verdict, which counts as 0"
     problem = f"the answer keeps the judge {model.model} from a verdict on {question.name}: {asked.failure}"
     neutral = await ask(model, question.replace_answers(*question.answers), anew=True)

@@ -78,10 +78,10 @@ class Question(msgspec.Struct, frozen=True):
         names = {fold(name): name for name in self.choices}
         name = names.get(fold(what)) if what or len(names) > 1 else next(iter(names.values()))
         if name is None:
-            raise Unreadable(f"it ends with a verdict on {what!r:.60}, which was not asked")
+            raise Unreadable(f"it ends with a verdict on {what!r:.60}, which was not requested")
         choices = {fold(one): one for one in self.choices[name]}
         if (known := choices.get(fold(choice))) is None:
-            raise Unreadable(f"{name}: {choice!r:.60} is none of {', '.join(self.choices[name])}")
+            raise Unreadable(f"{name}: {choice!r:.60} is not one of {', '.join(self.choices[name])}")
         return name, known
 
     def ask_again(self, why: str) -> str:

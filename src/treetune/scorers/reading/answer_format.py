@@ -59,7 +59,9 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"tag is the name without brackets, such as answer; got {self.tag!r:.60}")
         if self.pattern is not None:
             if self.instruct:
-                raise ValueError("a pattern cannot be asked for: leave out instruct, and ask in the prompt")
+                raise ValueError(
+                    "the prompt cannot ask for a pattern: leave out instruct, and describe the form in the prompt"
+                )
             check_pattern(self.pattern)
 
     @classmethod
@@ -69,17 +71,19 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             return value
         if isinstance(value, str):
             if value not in _NAMED:
-                raise ConfigError([(path, f"{value!r:.60} is no form; there are {', '.join(_NAMED)}, or {{tag: ...}}")])
+                raise ConfigError(
+                    [(path, f"{value!r:.60} is not a form; available: {', '.join(_NAMED)}, or {{tag: ...}}")]
+                )
             value = {value: True}
         return convert(value, cls, path=path, raw=raw)
 
     @property
     def alone(self) -> bool:
-        """Whether other statements in the reply cannot contradict it, because they are part of it."""
+        """Whether it cannot be contradicted by other statements in the reply, because they are part of it."""
         return self.whole or self.json or self.fence is not None
 
     def find(self, text: str) -> list[Statement]:
-        """Everything that a text without thinking gives in this form."""
+        """Everything that a text without thinking states in this form."""
         name = str(self)
         return [Statement(name, said, text.rfind(said)) for said in self._pieces(text) if said]
 
@@ -114,8 +118,7 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return _FILL[self._form].format(text, getattr(self, self._form)) if self._form in _FILL else text
 
     def fits(self, prompt: str) -> bool:
-        """Whether a prompt shows this form, or says something from which a model can know it. A pattern is not
-        checked."""
+        """Whether a prompt shows this form, or a text from which a model can know it. A pattern is not checked."""
         low = prompt.casefold()
         if self.pattern is not None:
             return True

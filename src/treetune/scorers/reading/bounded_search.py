@@ -32,7 +32,7 @@ from re import _parser  # type: ignore[attr-defined]  # isort: skip
 
 
 STEPS = 10_000_000
-"""The most steps of a search in this process, about a tenth of a second."""
+"""The maximum number of steps of a search in this process, about a tenth of a second."""
 LONGEST = 2000
 """The maximum length of a pattern in characters."""
 SECONDS = 2.0
@@ -46,11 +46,12 @@ def check_pattern(pattern: str, ignore_case: bool = False) -> re.Pattern[str]:
     try:
         return _compile(pattern, ignore_case)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"no regular expression: {error}") from None
+        raise ValueError(f"not a regular expression: {error}") from None
 
 
 def search(pattern: str, text: str, group: int | str | None = None, *, ignore_case: bool = False) -> list[str] | None:
-    """What a group of each match says; by default the first group, else the whole match. None if it takes too long."""
+    """The text of a group in each match; by default the first group, else the whole match. None if it takes too
+    long."""
     compiled = _compile(pattern, ignore_case)
     group = min(1, compiled.groups) if group is None else group
     bound = bound_of(compiled)
@@ -241,7 +242,7 @@ class _Walk:
 def contents(group: Any) -> list[Any]:
     _, added, removed, items = group
     if added or removed:
-        raise Unknown("flags of its own")
+        raise Unknown("it sets its own flags")
     return list(items)
 
 

@@ -37,7 +37,8 @@ from treetune.scorers.reading.statements import (
 from treetune.scorers.reading.words import LISTS, denied, either, hedged, listed, refused, taken_back, unsure, words_of
 
 Reader = Callable[[Statement], Extraction | None]
-"""Reads a statement. None: it says nothing of this kind. An extraction without a text: it is no single answer."""
+"""Reads a statement. None: it gives no answer of this kind. An extraction without a text: the statement does not give a
+single answer."""
 Same = Callable[[Any, Any], bool]
 
 
@@ -80,12 +81,13 @@ def _declared(text: str, place: AnswerFormat, read: Reader, same: Same) -> Extra
 
 
 def read_as_written(statement: Statement) -> Extraction | None:
-    """A statement unchanged, for a kind that reads it itself."""
+    """A statement unchanged, for a kind that reads the whole statement itself."""
     return Extraction(statement.text, value=statement.text) if statement.text.strip() else None
 
 
 def _agree(statements: list[Statement], read: Reader, same: Same) -> Extraction | None:
-    """What all statements say. The strongest form with an answer counts; those after it must not contradict it."""
+    """The answer that all statements give. The strongest form with an answer counts; weaker forms must not contradict
+    it."""
     found: Extraction | None = None
     for statement in statements:
         one = read(statement)
@@ -123,7 +125,7 @@ def _if_kept(found: Extraction, text: str) -> Extraction:
 
 
 def _last(text: str, read: Reader) -> Extraction:
-    """What the last statement says that has an answer, unless it is the end of a list."""
+    """The answer of the last statement that has one, unless it is the end of a list."""
     found: Extraction | None = None
     for statement in last_statements(text):
         if found is not None:
@@ -154,7 +156,7 @@ class Mention(NamedTuple):
     begin: int
     end: int
     value: Any
-    """None: something that is no plain value, such as `5 million`."""
+    """None: something that is not a plain value, such as `5 million`."""
     said: str
 
 
@@ -180,7 +182,7 @@ def settle(
     if (len(values) > 1 and not several) or (agree and not values.isdisjoint(rejected)) or hedged(text):
         return Extraction(None, SEVERAL)
     if None in values:
-        return Extraction(None, f"no plain answer: {text:.60}")
+        return Extraction(None, f"not a plain answer: {text:.60}")
     if several:
         return Extraction(", ".join(sorted(values)), value=frozenset(values))
     return Extraction(chosen[0].said, value=chosen[0].value)

@@ -3,7 +3,7 @@ r"""Numbers as people and models write them. A text is read as a whole or not at
     read_number("$1,000"), read_number("5 apples"), read_number(r"\frac{1}{2}")      # 1000, 5, 1/2
     read_number("5 or 6"), read_number("5 million"), read_number("not 5")           # None
 
-Values are exact, however long. No text makes a function here raise, or take more than linear time.
+Values are exact, however many digits they have. No text makes a function here raise, or take more than linear time.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from treetune.scorers.reading.words import LISTS, hedged, listed, words_of
 Number = Decimal | Fraction
 
 LAYERS = 8
-"""The most layers of marks around an answer, such as `**$\\boxed{5}$**`."""
+"""The maximum number of layers of marks around an answer, such as `**$\\boxed{5}$**`."""
 UNIT_WORDS = 6
-"""The most words after a number that may be its unit; more are prose."""
+"""The maximum number of words after a number that may be its unit; more are prose."""
 FRACTION_DIGITS = 300
 """The maximum number of digits in the parts of a fraction."""
 SIDES = 20
@@ -99,8 +99,8 @@ def usual(text: str) -> str:
 
 
 def read_amount(statement: Statement) -> Extraction | None:
-    """The number that a statement gives: as a whole, else after its last equals sign, else its first number, or in a
-    sentence of no form its last one."""
+    """The number that a statement gives: the whole statement, else the number after its last equals sign, else its
+    first number; in a sentence of no form, its last number."""
     text = statement.text
     if simple := _SIMPLE.fullmatch(text):
         return Extraction(text.strip(), value=Decimal((simple[1] or simple[2]).replace(",", "")))

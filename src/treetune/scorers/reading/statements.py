@@ -20,9 +20,9 @@ from treetune.scorers.reading.words import LISTS, denied, either, hedged, listed
 HEAD, TAIL = 400, 1000
 """How many characters at the beginning and at the end of a reply may have a sentence with the word `answer`."""
 LONGEST = 600
-"""The most characters of a line that are read."""
+"""The maximum number of characters of a line that are read."""
 SHORT = 60
-"""The most characters of a reply that is one statement as a whole."""
+"""The maximum number of characters of a reply that is one statement as a whole."""
 TRIED = 3
 """How many sentences at the end of a reply are tried as its last statement."""
 
@@ -71,8 +71,8 @@ def strip_thinking(text: str) -> str:
 
 
 def clean(reply: str) -> str:
-    """Remove what no reader takes for an answer: thinking, zero-width characters, LaTeX phantoms, comments, addresses,
-    and tags of HTML around words."""
+    """Remove everything that readers ignore: thinking, zero-width characters, LaTeX phantoms, comments, addresses, and
+    HTML tags around words."""
     text = reply
     if not text.isascii():
         text = text.translate(_INVISIBLE)
@@ -96,8 +96,8 @@ def tagged(text: str, tag: str) -> Iterator[str]:
 
 
 def boxed(text: str) -> list[str]:
-    r"""The contents of each `\boxed{...}`, with balanced braces; of nested boxes the inner ones. A placeholder, such as
-    `?`, is left out."""
+    r"""The contents of each `\boxed{...}`, with balanced braces; of nested boxes, the inner ones. A placeholder, such
+    as `?`, is left out."""
     found = []
     begin = text.find(_BOX)
     while begin >= 0:
@@ -182,7 +182,7 @@ def explicit_statements(text: str) -> list[Statement]:
 
 
 def _places(text: str) -> list[int]:
-    """Where a word for `answer` stands, near the beginning and the end of a text."""
+    """The places of a word for `answer`, near the beginning and the end of a text."""
     low = text.lower()
     if len(low) != len(text):  # a letter that is two in lower case
         low = text
@@ -217,7 +217,7 @@ def _after_words(text: str, places: list[int]) -> list[Statement]:
 
 
 def _is_other_answer(ahead: str) -> bool:
-    """Whether the words before `answer` speak of another one: `no answer`, `the wrong answer`, `if the answer`."""
+    """Whether the words before `answer` mean another answer: `no answer`, `the wrong answer`, `if the answer`."""
     *_, one, two, three = ["", "", "", *words_of(ahead[-30:])]
     joined = not ahead.rstrip(" *_").endswith((".", ",", ";", ":", "\n", "!"))
     return (joined and (three in _OTHER or ({one, two} & _IF != set() and three not in _IF))) or ahead.endswith(
@@ -226,7 +226,7 @@ def _is_other_answer(ahead: str) -> bool:
 
 
 def _said_at(text: str, begin: int) -> str:
-    """The sentence that begins at a place, or else in the next line that says something."""
+    """The sentence that begins at a place, or the next line that is not empty."""
     for line in text[begin : begin + LONGEST].split("\n"):
         line = _ANSWER_TAG.sub("", line).strip()
         if line.strip(_DRESS) and not _FENCE.fullmatch(line):
@@ -235,7 +235,7 @@ def _said_at(text: str, begin: int) -> str:
 
 
 def split_sentences(line: str) -> list[str]:
-    """The sentences of a line. A full stop after an initial or an abbreviation ends none."""
+    """The sentences of a line. A full stop after an initial or an abbreviation does not end a sentence."""
     if not _STOPS.search(line, 0, len(line) - 1):
         return [line]
     sentences, begin = [], 0
@@ -248,7 +248,7 @@ def split_sentences(line: str) -> list[str]:
 
 
 def alone_statements(text: str) -> list[Statement]:
-    """An answer alone in the first line, above an explanation, or in the only bold words."""
+    """An answer by itself in the first line, above an explanation, or in the only bold words."""
     found = []
     first, newline, rest = text.partition("\n")
     if newline and 0 < len(first) <= SHORT and len(rest) > len(first) and not is_title(first):

@@ -17,7 +17,7 @@ from treetune.scorers.reading.words import denied, either, hedged
 
 
 def text_key(text: str) -> str:
-    """What is compared of a text: its words in lower case, numbers and meaningful symbols."""
+    """The parts of a text that are compared: its words in lower case, numbers and meaningful symbols."""
     if text.isascii():
         if text.isalnum():
             return text.lower()
@@ -31,7 +31,7 @@ def text_key(text: str) -> str:
 
 
 def answer_key(text: str) -> str:
-    """What is compared of an answer. A question has a key that no other text has."""
+    """The parts of an answer that are compared. A question has a key that no other text has."""
     text = plain(text)
     return f"{text_key(text) or text}{'?' if text.endswith(_ASKS) else ''}"
 
@@ -63,7 +63,7 @@ def read_text(statement: Statement) -> Extraction | None:
 
 def without_remarks(text: str) -> str:
     """The text without words that lead to it (`therefore`, `Result:`) and up to a remark: in brackets, after a dash, or
-    a clause such as `, because`. A doubt is no remark."""
+    a clause such as `, because`. A doubt is not a remark."""
     lead = _LEAD.match(text)
     begin = lead.end() if lead and lead.end() < len(text) else 0
     remark = _REMARK.search(text, begin + 1)

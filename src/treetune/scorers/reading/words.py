@@ -69,7 +69,7 @@ def refused(behind: str) -> bool:
 
 
 def hedged(text: str) -> bool:
-    """Whether a text offers several answers, or none for sure: `A or B`, `maybe A`, `some say A`, `A?`."""
+    """Whether a text offers several answers, or none with certainty: `A or B`, `maybe A`, `some say A`, `A?`."""
     if "?" in text:
         return True
     words = words_of(text)

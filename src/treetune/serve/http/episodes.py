@@ -4,7 +4,7 @@ batch or over a WebSocket.
     episodes = HttpEpisodes(server, HttpConfig())
     answer = await episodes.start(StartBody(task_index=3))      # JSON
 
-Besides plain requests (`routes.py`) there are a WebSocket, which plays one episode, and a step as server-sent events.
+Besides plain requests (`routes.py`), there is a WebSocket, which plays one episode, and a step as server-sent events.
 The first message on the WebSocket is the body of `start`, the others are bodies of `step` without the episode's id. The
 server closes it after the last step; if the client closes it, the episode ends. The events of a step are `partial`
 (what the environment shows during the step), then `step`, or `error` if it fails after something was shown.

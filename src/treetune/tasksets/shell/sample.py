@@ -87,7 +87,7 @@ class OSSample(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_sample(raw: dict[str, Any], scripts: Sequence[Path] = (), *, containers: bool = False) -> OSSample:
     """Read a sample. `scripts`: folders of scripts that it may name. `containers`: each sample gets the image that it
-    names; without it, a sample that needs another image than ours raises `Unservable`."""
+    names; without it, a sample that needs an image other than ours raises `Unservable`."""
     evaluation, create = raw.get("evaluation") or {}, raw.get("create")
     create = create if isinstance(create, dict) else {}  # one sample repeats its check here
     local, image = create.get("local"), create.get("image")

@@ -2,8 +2,8 @@
 
     python -m treetune.trainers.areal TARGET [--num-tasks=N] [--val=N] [--taskset.KEY=VALUE] --config FILE [KEY=VALUE]
 
-TARGET is a task server's address. Any other TARGET is served for the duration of the training; what is played is
-written to `rollouts` and `validation` in AReaL's `cluster.fileroot`. Keys are AReaL's own.
+TARGET is a task server's address. Any other TARGET is served for the duration of the training; its rollouts are written
+to `rollouts` and `validation` in AReaL's `cluster.fileroot`. Keys are AReaL's own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run(arguments: Sequence[str]) -> None:
         from areal import PPOTrainer
     except ImportError as error:
         raise MissingExtraError(
-            f"AReaL cannot be imported: {error}", remedy="install areal as its guide says"
+            f"AReaL cannot be imported: {error}", remedy="install areal as its guide describes"
         ) from error
     request, rest = read_arguments(arguments)
     config = read_config(rest)
@@ -99,12 +99,13 @@ def read_config(words: Sequence[str]) -> Any:
 
 
 def select_rows(request: TrainRequest) -> tuple[Any, Any, bool]:
-    """Return the rows to train on, those to validate with if there are any, and whether these are of `val_tasks`."""
+    """Return the rows to train on, the rows to validate with if there are any, and whether these come from
+    `val_tasks`."""
     train, declared = load_tasks(request)
     assert train is not None
     held = hold_out(train, request.val, request.num_tasks, declared)
     if held.train is None:
-        raise UsageError(f"{train.name} has no end: how many tasks are trained on?", remedy="pass -n")
+        raise UsageError(f"{train.name} is endless: how many tasks should it train on?", remedy="pass -n")
     return list_rows(held.train), list_rows(held.val) if held.val else None, declared is not None
 
 
@@ -132,7 +133,7 @@ async def _count(url: str) -> int | None:
 
 @contextlib.contextmanager
 def serve(request: TrainRequest, split: str, traces: Path) -> Iterator[str]:
-    """Yield the address of a task server for a split of the target, which writes what is played to a folder."""
+    """Yield the address of a task server for a split of the target, which writes its rollouts to a folder."""
     command = [sys.executable, "-P", "-m", "treetune", "serve", request.target, "--http", "127.0.0.1:0", "--json"]
     command += ["--split", split] if declares_lists(request.target) else []
     command += ["--traces", str(traces), *(f"--{key}={value}" for key, value in keys_of_split(request, split).items())]
@@ -155,7 +156,7 @@ def read_address(server: subprocess.Popen[bytes]) -> str:
             if "error" in reported:
                 raise UsageError(f"the task server did not start: {reported['error']}", remedy=reported.get("remedy"))
             return str(reported["http"])
-    raise UsageError(f"the task server ended with {server.wait()}", remedy="what it said stands above")
+    raise UsageError(f"the task server ended with {server.wait()}", remedy="its own message is above")
 
 
 if __name__ == "__main__":

@@ -25,9 +25,11 @@ def write_alias(folder: str | None = None) -> Path:
     """Write `task_server.py` into the folder, `areal/workflow` by default. A file with other content is kept."""
     path = Path(folder or _workflow_folder()) / "task_server.py"
     if not path.parent.is_dir():
-        raise UsageError(f"{path.parent} is no folder", remedy="python -m treetune.trainers.areal.alias [FOLDER]")
+        raise UsageError(f"{path.parent} is not a folder", remedy="python -m treetune.trainers.areal.alias [FOLDER]")
     if path.exists() and path.read_text() != CONTENT:
-        raise UsageError(f"{path} is there already, and is not ours", remedy="name another folder, or remove it")
+        raise UsageError(
+            f"{path} exists already, and Treetune did not write it", remedy="name another folder, or remove it"
+        )
     path.write_text(CONTENT)
     return path
 
@@ -37,7 +39,7 @@ def _workflow_folder() -> str:
         import areal.workflow
     except ImportError as error:
         problem = f"AReaL cannot be imported: {error}"
-        raise MissingExtraError(problem, remedy="install areal as its guide says, or name a folder") from error
+        raise MissingExtraError(problem, remedy="install areal as its guide describes, or name a folder") from error
     return str(areal.workflow.__path__[0])
 
 

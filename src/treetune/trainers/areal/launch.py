@@ -31,15 +31,15 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     epochs = request.count_epochs("total_train_epochs", 1, per_epoch) if count else 1
     steps = request.steps or epochs * per_epoch
     every = interval(steps, to_the_end=True)
-    what = f"{NONE}the tasks of a server are not told apart; name the TARGET that it serves"
+    what = f"{NONE}the tasks of a server cannot be told apart; name the TARGET that it serves"
     validation = what if held is None else held.what
     validates = held is not None and len(held.val) > 0
-    tenth = describe_interval(steps) + ("; AReaL saves no last step by itself" if steps % every else "")
+    tenth = describe_interval(steps) + ("; AReaL does not save the last step by itself" if steps % every else "")
     logs = request.log_to("wandb", "tensorboard")
     board = run.environment(logs)
     planned: dict[str, Setting] = {
         "experiment_name": Setting(run.name, "tasks, model and a hash of the plan"),
-        "cluster.fileroot": Setting(str(run.folder), "the checkpoints and logs of this training alone"),
+        "cluster.fileroot": Setting(str(run.folder), "only the checkpoints and logs of this training"),
         "cluster.name_resolve.nfs_record_root": Setting(str(run.folder / "names"), "the processes of this training"),
         "actor.path": Setting(request.model, "the model"),
         "total_train_epochs": Setting(epochs if epochs > 1 else None, "as many as --steps takes"),
@@ -52,7 +52,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "evaluator.eval_before_train": Setting(True if validates else None, "AReaL does so after its first step"),
         "saver.freq_steps": Setting(every, tenth),
         "saver.freq_epochs": Setting(1, "the end of each epoch"),
-        "recover.mode": Setting("on", "writes what --resume continues from; a new training has a folder of its own"),
+        "recover.mode": Setting("on", "writes what --resume needs; a new training has its own folder"),
         "stats_logger.wandb.mode": Setting("online" if "wandb" in logs else None, "--log"),
         "stats_logger.tensorboard.path": Setting(board.get("TENSORBOARD_DIR"), "--log"),
         "recover.freq_steps": Setting(every, tenth),
@@ -65,7 +65,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     return Launch(
         trainer="areal",
         package="areal",
-        install="install areal 1.0 as its guide says",
+        install="install areal 1.0 as its guide describes",
         data={
             "task server" if is_server(request.target) else "tasks": request.target,
             "num_tasks": request.num_tasks,

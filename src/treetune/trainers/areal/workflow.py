@@ -30,7 +30,9 @@ try:
     from areal.api import ModelRequest, RolloutWorkflow
     from areal.utils import logging, stats_tracker
 except ImportError as error:
-    raise MissingExtraError(f"AReaL cannot be imported: {error}", remedy="install areal as its guide says") from error
+    raise MissingExtraError(
+        f"AReaL cannot be imported: {error}", remedy="install areal as its guide describes"
+    ) from error
 
 log = logging.getLogger("TaskServerWorkflow")
 
@@ -121,7 +123,8 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
 
 
 def tensors(sequences: Sequence[TokenSequence], reward: float) -> dict[str, torch.Tensor]:
-    """Return what AReaL trains on: one row per sequence, padded on the right, all with the episode's reward."""
+    """Return the data that AReaL trains on: one row per sequence, padded on the right, all with the episode's
+    reward."""
     shape = len(sequences), max(len(sequence.ids) for sequence in sequences)
 
     def rows(name: str, dtype: Any, padding: float) -> torch.Tensor:

@@ -160,7 +160,10 @@ def class_of(name: str, origin: Origin) -> tuple[Any, dict[str, Any]]:
 
     if spec is None and ":" not in name:
         raise UnknownNameError.of(
-            "skyrl-gym environment", name, known, remedy="one that is not registered is skyrl:module:Class"
+            "skyrl-gym environment",
+            name,
+            known,
+            remedy="an environment that is not registered is named skyrl:module:Class",
         )
     if spec is None:
         found, settings = load_object(parse_reference(name), origin), {}
@@ -168,7 +171,7 @@ def class_of(name: str, origin: Origin) -> tuple[Any, dict[str, Any]]:
         entry, settings = spec.entry_point, copy.deepcopy(spec.kwargs)
         found = entry if callable(entry) else load_object(parse_reference(entry), USER)
     if isinstance(found, type) and not issubclass(found, Env):
-        raise PluginError(f"{name} is no skyrl_gym.Env", remedy="a Treetune environment is named without skyrl:")
+        raise PluginError(f"{name} is not a skyrl_gym.Env", remedy="a Treetune environment is named without skyrl:")
     return found, settings
 
 
@@ -205,7 +208,9 @@ def register(
     known = registry()
     if environment is None:
         if id is not None:
-            raise UsageError(f"{id!r} is the id of nothing", remedy="register('my_env.py:MyEnv', id='my_env')")
+            raise UsageError(
+                f"{id!r} is not the id of an environment", remedy="register('my_env.py:MyEnv', id='my_env')"
+            )
         for name, origin in environments.names().items():
             if replace or name not in known or is_ours(known[name]):
                 # The entry may be sent to a worker that does not know this process's ids.
@@ -218,8 +223,8 @@ def register(
     id = id or cls.__name__
     if not issubclass(cls, Environment):
         raise PluginError(
-            f"{id} is no Treetune environment",
-            remedy="subclass treetune.Environment; one of skyrl-gym's own is registered with skyrl_gym.register",
+            f"{id} is not a Treetune environment",
+            remedy="subclass treetune.Environment; register skyrl-gym's own environments with skyrl_gym.register",
         )
     entry = _make_entry(id, environment)
     if not replace and known.get(id, entry) != entry:
@@ -251,8 +256,8 @@ _SWITCH = "treetune_skyrl.pth"
 def install_hook(
     named: Mapping[str, str] | None = None, *, replace: bool = False, folder: str | Path | None = None
 ) -> Path:
-    """Make skyrl-gym know Treetune's environments, and those of `named` (by id: `file.py:Class` or `module:Class`), in
-    every Python of this installation, or of the one whose packages are in `folder`. Returns the path of the `.pth`
+    """Register Treetune's environments, and those of `named` (by id: `file.py:Class` or `module:Class`), with skyrl-gym
+    in every Python of this installation, or of the one whose packages are in `folder`. Returns the path of the `.pth`
     file.
     """
     specs = {id: absolute_spec(spec, [Path.cwd()]) for id, spec in (named or {}).items()}

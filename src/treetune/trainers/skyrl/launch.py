@@ -64,7 +64,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "trainer.ckpt_path": Setting(str(run.checkpoints), "the checkpoints of this training alone"),
         "trainer.resume_mode": Setting("latest" if run.resume else "none", "only --resume continues a training"),
         "trainer.export_path": Setting(str(run.validation), "the rollouts of validations, for `treetune view`"),
-        "trainer.log_path": Setting(str(run.folder / "logs"), "the logs of this training alone"),
+        "trainer.log_path": Setting(str(run.folder / "logs"), "only the logs of this training"),
         "trainer.logger": Setting(*((logs[0], "--log") if logs else ("console", "no account is needed"))),
         "trainer.project_name": Setting("treetune", "names the project in loggers"),
         "trainer.run_name": Setting(run.name, "tasks, model and a hash of the plan"),
@@ -80,7 +80,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     return Launch(
         trainer="skyrl",
         package="skyrl",
-        install="install skyrl as its guide says, on Python 3.12 or later",
+        install="install skyrl as its guide describes, on Python 3.12 or later",
         data=launch.describe_files(files, validation) | launch.describe_lengths(lengths, longer),
         config=config,
         reasons=launch.reasons(planned, config),

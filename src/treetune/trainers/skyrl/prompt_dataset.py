@@ -1,4 +1,5 @@
-"""PromptDataset feeds a training loop with prompts that are short enough, and with what their environments need.
+"""PromptDataset feeds a training loop with prompts that are short enough, and with the columns that their environments
+need.
 
     dataset = PromptDataset(["~/data/train.parquet"], tokenizer, max_prompt_length=512)
     DataLoader(dataset, batch_size=8, collate_fn=dataset.collator)
@@ -62,7 +63,9 @@ class PromptDataset:
         `num_workers`: processes that count tokens, for a tokenizer that does not use all cores itself.
         """
         if type(max_prompt_length) is not int or max_prompt_length < 1:
-            raise UsageError(f"max_prompt_length is {max_prompt_length!r}", remedy="give a number of tokens, as 512")
+            raise UsageError(
+                f"max_prompt_length is {max_prompt_length!r}", remedy="give a number of tokens, such as 512"
+            )
         if type(num_workers) is not int:
             raise UsageError(f"num_workers is {num_workers!r}", remedy="give a number of processes; 0 starts none")
         self.datasets, self.tokenizer = datasets, load_tokenizer(tokenizer)
@@ -157,7 +160,8 @@ class FileCount(msgspec.Struct):
 
 
 class PromptReport(msgspec.Struct, kw_only=True):
-    """What was dropped, and why: printed once when a dataset is created, and available as `dataset.report`."""
+    """The rows that were dropped, and why: printed once when a dataset is created, and available as
+    `dataset.report`."""
 
     max_prompt_length: int
     files: list[FileCount]
@@ -311,7 +315,7 @@ def _count(store: RowStore, tokens: PromptTokens, limit: int, processes: int) ->
 
 
 _work: tuple[RowStore, PromptTokens, int]
-"""What a worker process counts."""
+"""The prompts that a worker process counts."""
 
 
 def _keep_work(*work: Any) -> None:

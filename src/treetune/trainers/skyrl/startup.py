@@ -1,7 +1,7 @@
 """Registers Treetune's environments when `skyrl_gym` is imported.
 
 `install_hook()` copies this file next to a `.pth` file that runs it at every start of Python. It imports almost
-nothing, because every program pays for it. Treetune is imported only after skyrl_gym.
+nothing, because it runs in every program. Treetune is imported only after skyrl_gym.
 """
 
 import _thread
@@ -19,12 +19,12 @@ def register_on_import(environments: dict[str, str], replace: bool) -> None:
 
 
 class _Finder:
-    """Lets the other finders find skyrl_gym, and registers once that has run."""
+    """Lets the other finders find skyrl_gym, and registers the environments once it has run."""
 
     def __init__(self, environments: dict[str, str], replace: bool) -> None:
         self.environments, self.replace = environments, replace
         self.asking: set[int] = set()
-        """Threads that are asking the other finders: one of those may ask this finder."""
+        """Threads that are asking the other finders, because one of these may ask this finder."""
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         thread = _thread.get_ident()

@@ -133,7 +133,8 @@ def _train(config: Any, specs: Mapping[str, Any], folder: str | None) -> None:
 
 
 def writing_rollouts(generate: Any, tokenizer: Any, folder: Path) -> Any:
-    """Return SkyRL's function that plays a batch, which then writes it as SkyRL itself writes only evaluations."""
+    """Return SkyRL's function that plays a batch, extended to write the batch as SkyRL itself writes only
+    evaluations."""
     steps = set()
 
     async def generate_and_write(batch: Any, *arguments: Any, **options: Any) -> Any:
@@ -200,7 +201,7 @@ def _entries_for(
             register(id, replace=True)
         elif id not in known:
             raise UnknownNameError.of(
-                "environment", id, known, remedy=f"say which: --env {id}=file.py:Class, or environments={{...}}"
+                "environment", id, known, remedy=f"name its class: --env {id}=file.py:Class, or environments={{...}}"
             )
     return {id: known[id] for id in used}
 
@@ -211,7 +212,7 @@ def _refuse_unsandboxed(id: str) -> None:
     requirements = requirements_of(id)
     if requirements is not None and requirements.sandbox and not (found := probe()).available:
         raise UsageError(
-            f"{id} runs a model's code, and no sandbox can start here to run it in: {found.cause}",
+            f"{id} runs a model's code, but no sandbox can start here: {found.cause}",
             remedy=f"{found.remedy}; or --env {id}=skyrl:{id} for skyrl-gym's own, which has none",
         )
 
@@ -235,7 +236,7 @@ def _resolve(
         default = str(get_value(config, "environment.env_class") or "gsm8k")
         return _environments_of(files["train"] + files["val"], given, default)
     if val_tasks:
-        raise UsageError("val_tasks names files, and tasks names none", remedy="YAML has val_tasks of its own")
+        raise UsageError("val_tasks names files, but tasks does not", remedy="YAML has its own val_tasks")
     folders: list[Path] = []
     if isinstance(tasks, str | Path):
         folders = [Path(tasks).expanduser().resolve().parent]
@@ -321,7 +322,7 @@ def _environments_of(files: Iterable[File], given: Mapping[str, str], default: s
     ids = dict.fromkeys(default if id is None else id for file in files for id in list_environments(file))
     for id in ids:
         if ":" in id.removeprefix("skyrl:") and id not in given:
-            raise UsageError(f"the rows name code to run: {id}", remedy=f"if you trust it, say --env {id}")
+            raise UsageError(f"the rows name code to run: {id}", remedy=f"if you trust it, pass --env {id}")
     return {id: id for id in ids}
 
 

@@ -120,14 +120,14 @@ class TreetuneData:
         try:
             state = msgspec.json.decode(path.read_bytes(), type=_State)
         except msgspec.DecodeError as error:
-            raise ResumeError(f"{path} is no state of these tasks: {error}") from None
+            raise ResumeError(f"{path} is not a state of these tasks: {error}") from None
         self._streams.restore(state.tasks)
         self._groups, self._samples, self._buffer = state.groups, state.samples, []
 
     def __len__(self) -> int:
         """The number of tasks in an epoch."""
         if self._streams.count is None:
-            problem = f"{self._taskset.name} never ends, so that it has no epochs"
+            problem = f"{self._taskset.name} never ends, so it has no epochs"
             raise UsageError(problem, remedy="pass --num-rollout instead of --num-epoch")
         return self._streams.count
 

@@ -22,14 +22,14 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     description."""
     if request.taskset or request.num_tasks is not None:
         raise UsageError(
-            "slime is given the TARGET alone: no keys of it, and no number of tasks",
+            "slime gets only the TARGET: no keys of it, and no number of tasks",
             remedy="write both into a config.yaml and name that as TARGET",
         )
     refuse_server(request.target, "train slime")
     steps = request.steps or STEPS
     every, tenth = interval(steps, to_the_end=True), describe_interval(steps)
     if steps % every:
-        tenth += "; slime does not add the last one"
+        tenth += "; slime does not add the last step"
     assert tasks.train is not None  # a server is refused above
     tasks.check_groups()
     held = tasks.hold_out(request)
@@ -52,7 +52,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "advantage-estimator": Setting("grpo", "needs no critic"),
         "actor-num-gpus-per-node": Setting(launch.count_gpus(), "the GPUs of this machine"),
         "colocate": Setting(True, "the engine and the trainer share the GPUs"),
-        "save": Setting(str(run.checkpoints), "the checkpoints of this training alone"),
+        "save": Setting(str(run.checkpoints), "only the checkpoints of this training"),
         "save-interval": Setting(every, f"{tenth}, and the end"),
         "eval-interval": Setting(every if held.val else None, f"{tenth}, and the start"),
         "custom-rollout-log-function-path": Setting("treetune.trainers.slime.log_rollouts", watching),
@@ -70,7 +70,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     return Launch(
         trainer="slime",
         package="slime",
-        install="install slime from a checkout, as its guide says, and run `treetune train` beside its train.py",
+        install="install slime from a checkout, as its guide describes, and run `treetune train` next to its train.py",
         data={"prompt-data": request.target, "validation": held.what, "lengths": lengths.what},
         config=config,
         reasons=launch.reasons(planned, config),
@@ -90,8 +90,8 @@ def find_script() -> Path:
 
 
 def options(config: dict[str, str]) -> list[str]:
-    """Return keys as slime's options: a `true` one stands alone, a `false` one is left out. Datasets for evaluation are
-    a name and a file."""
+    """Return keys as slime's options: a `true` key becomes an option without a value, a `false` key is left out.
+    Datasets for evaluation are a name and a file."""
     words = []
     for key, value in config.items():
         if value != "false":

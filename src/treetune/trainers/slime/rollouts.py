@@ -50,7 +50,7 @@ class Settings(EpisodeSettings, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     episode_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """Time limit of an episode in seconds, checked between turns; what it has earned by then counts."""
+    """Time limit of an episode in seconds, checked between turns; the reward earned by then counts."""
     tries: Annotated[int, msgspec.Meta(ge=1)] = 2
     """How many times an episode is played if its environment fails."""
     model_timeout: Annotated[float, msgspec.Meta(gt=0)] = 1800.0
@@ -65,7 +65,7 @@ def settings_of(args: Any) -> Settings:
     found = convert(found, Settings, path="treetune", source="--custom-config-path")
     partial = bool(getattr(args, "partial_rollout", False))
     if partial and found.rewrites == "split":
-        problem = "--partial-rollout stops no rollouts of several samples, as treetune.rewrites: split makes them"
+        problem = "--partial-rollout cannot stop rollouts of several samples, as treetune.rewrites: split makes them"
         raise UsageError(problem, remedy="set treetune.rewrites: keep, or leave one of them out")
     args.treetune = msgspec.structs.replace(found, rewrites=found.rewrites or ("keep" if partial else "split"))
     return settings_of(args)
@@ -103,7 +103,7 @@ async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], eval
 
 
 async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:
-    """Score samples that have no reward yet: one or several. Those that `generate` played already have theirs."""
+    """Score samples that have no reward yet: one or several. Samples that `generate` played already have a reward."""
     samples = sample if isinstance(sample, list) else [sample]
     open_ones = [one for one in samples if one.reward is None and not is_lost(one)]
     if open_ones:
@@ -168,14 +168,14 @@ class _Rollout:
 
 
 class _LoopState:
-    """What all rollouts of an event loop share."""
+    """The objects that all rollouts of an event loop share."""
 
     def __init__(self, args: Any) -> None:
         try:
             from slime.rollout.sglang_rollout import GenerateState
         except ImportError as error:
             problem = f"slime cannot be imported: {error}"
-            raise MissingExtraError(problem, remedy="install slime as its guide says") from error
+            raise MissingExtraError(problem, remedy="install slime as its guide describes") from error
         self.args, self.settings = args, settings_of(args)
         self.state = GenerateState(args)
         settings, arguments = self.settings, getattr(args, "apply_chat_template_kwargs", None)
@@ -209,7 +209,9 @@ class _LoopState:
         played, samples = rollout.played, rollout.engine.samples
         earned = played.reward
         if earned is None:
-            log.warning("sample %s is left out: no room or time for an answer to its first prompt", sample.index)
+            log.warning(
+                "sample %s is left out: there was no room or time for an answer to its first prompt", sample.index
+            )
             lose(sample, UNANSWERED)
             return _as_lost(self.args, sample, evaluation)
         self._lost_in_a_row = 0
@@ -242,7 +244,7 @@ def _state_of(args: Any) -> _LoopState:
 
 
 async def close() -> None:
-    """Close what the rollouts of this event loop hold: stopped episodes and connections."""
+    """Close what the rollouts of this event loop hold open: stopped episodes and connections."""
     process = _states.pop(asyncio.get_running_loop(), None)
     if process is not None:
         for rollout in process.waiting.values():
@@ -251,7 +253,7 @@ async def close() -> None:
 
 
 async def _stop(process: _LoopState, sample: Any, rollout: _Rollout | None) -> Any:
-    """Handle slime stopping everything. With `--partial-rollout`, the sample is returned and its episode waits for
+    """Called when slime stops everything. With `--partial-rollout`, the sample is returned and its episode waits for
     it."""
     if rollout is not None and getattr(process.args, "partial_rollout", False):
         process.waiting[sample.session_id] = rollout
@@ -281,7 +283,8 @@ def _with_index(task: Task, sample: Any) -> Task:
 
 
 class Aborted(Exception):
-    """Raised when slime has stopped its servers. What was sampled so far may continue after the next weight update."""
+    """Raised when slime has stopped its servers. The tokens sampled so far may be continued after the next weight
+    update."""
 
 
 class Engine:
@@ -392,5 +395,5 @@ class Engine:
         finally:
             self.seconds += time.perf_counter() - began
         if not isinstance(output, dict) or "meta_info" not in output:
-            raise PolicyError(f"SGLang gave no tokens: {output!r:.200}")
+            raise PolicyError(f"SGLang returned no tokens: {output!r:.200}")
         return output

@@ -39,7 +39,7 @@ _OTHERS = "treetune_other_functions"
 ROW = "treetune_row"
 """The metadata key for the task's row, as JSON."""
 LOST = "lost"
-"""The metadata key for why an episode has no reward."""
+"""The metadata key for the reason why an episode has no reward."""
 TIMES_LOST = "times_lost"
 """The metadata key for how often that happened."""
 UNANSWERED = "unanswered"
@@ -71,7 +71,7 @@ def task_of(sample: Any) -> tuple[ScoredBy, Task]:
 
 
 def begin_anew(sample: Any) -> None:
-    """Remove what an earlier try left in a sample."""
+    """Remove the data that an earlier try left in a sample."""
     sample.tokens, sample.response, sample.response_length = [], "", 0
     sample.loss_mask = sample.rollout_log_probs = sample.reward = None
     sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = sample.rollout_routed_experts = None
@@ -86,7 +86,7 @@ def is_lost(sample: Any) -> bool:
 
 
 def lose(sample: Any, why: str) -> None:
-    """Mark a sample as lost: nothing was played that could earn a reward, so it has none and trains nothing."""
+    """Mark a sample as lost: no rollout could earn a reward, so it has none and trains nothing."""
     begin_anew(sample)
     sample.metadata |= {LOST: why, TIMES_LOST: sample.metadata.get(TIMES_LOST, 0) + 1}
     sample.remove_sample = True
@@ -169,14 +169,14 @@ def evaluate(args: Any, rollout_id: int, data_source: Any, evaluation: bool = Tr
 
 
 def log_rollouts(rollout_id: int, args: Any, samples: list[Any], *others: Any) -> bool:
-    """Write the rollouts of a step to the run folder; slime's own logging goes on."""
+    """Write the rollouts of a step to the run folder; slime's own logging continues."""
     _written["trained"] = True
     _write(ROLLOUTS, rollout_id + 1, _flat(samples))
     return False
 
 
 def log_evaluation(rollout_id: int, args: Any, data: dict[str, Any], *others: Any) -> bool:
-    """Do the same with an evaluation. slime counts the one before the first step like the one after it."""
+    """Do the same with an evaluation. slime numbers the evaluation before the first step like the one after it."""
     step = rollout_id + 1 if rollout_id or _written["trained"] else 0
     _write(VALIDATION, step, (sample for found in data.values() for sample in found.get("samples") or ()))
     return False

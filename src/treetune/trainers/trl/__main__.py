@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> Any:
 
 
 def select_tasks(request: TrainRequest) -> tuple[Any, int | None, int]:
-    """Return the tasks, how many of the first ones to train on, and how many after those to validate with."""
+    """Return the tasks, how many of the first ones to train on, and how many of the following ones to validate with."""
     if is_server(request.target):
         return request.target, request.num_tasks, 0
     train, declared = load_tasks(request)
@@ -73,8 +73,8 @@ def select_tasks(request: TrainRequest) -> tuple[Any, int | None, int]:
 
 
 def find_checkpoint(args: Any) -> str | None:
-    """Return the checkpoint to continue from. `true` is the newest complete one: a kill may leave an incomplete one,
-    which HF's own search would take, and HF would take a step more than `max_steps` after the last."""
+    """Return the checkpoint to continue from. `true` is the newest complete checkpoint: a kill may leave an incomplete
+    one, which HF's own search would take, and HF would take a step more than `max_steps` after the last."""
     named: str = args.resume_from_checkpoint or "false"
     if named.lower() != "true":
         return None if named.lower() == "false" else named
@@ -89,7 +89,8 @@ def find_checkpoint(args: Any) -> str | None:
 
 
 def write_rollouts(count: int | None) -> Callable[[int, list[tuple[int, Trace]]], None] | None:
-    """Return a function that writes rollouts to the run folder; those of tasks from `count` on are of validations."""
+    """Return a function that writes rollouts to the run folder; rollouts of tasks from `count` on belong to
+    validations."""
     training, validation = RolloutLog.named(ROLLOUTS), RolloutLog.named(VALIDATION)
     if training is None or validation is None:
         return None

@@ -24,7 +24,7 @@ from treetune.trainers.single_turn import play_rows, read_scored_by
 
 
 class TaskOpening(NamedTuple):
-    """What a task shows first."""
+    """The first observation of a task."""
 
     task_index: int
     messages: list[Message]
@@ -64,7 +64,7 @@ def task_index_of(prompt: Any) -> int:
     for message in prompt if isinstance(prompt, list) else []:
         if message.get("task_index") is not None:
             return int(message["task_index"])
-    raise UsageError("a prompt does not say of which task it is", remedy="train on TrlTasks.dataset(...)")
+    raise UsageError("a prompt does not say which task it belongs to", remedy="train on TrlTasks.dataset(...)")
 
 
 Way = Literal["reward_funcs", "rollout_func", "environment_factory"]
@@ -72,20 +72,20 @@ WAYS: tuple[Way, ...] = ("reward_funcs", "rollout_func", "environment_factory")
 
 
 def choose(openings: Sequence[TaskOpening]) -> tuple[Way, str]:
-    """Choose the way, and say why."""
+    """Choose how TRL plays the tasks, and give the reason."""
     if any(opening.in_groups for opening in openings):
         return "rollout_func", "rollouts of a task are scored together"
     with_tools = any(opening.tools for opening in openings)
     if any(has_images(opening.messages) for opening in openings):
         if with_tools:
-            return "environment_factory", "prompts have images and tasks have tools; rollouts here are text alone"
-        return "reward_funcs", "prompts have images, and rollouts here are text alone"
+            return "environment_factory", "prompts have images and tasks have tools; rollouts here are text only"
+        return "reward_funcs", "prompts have images, but rollouts here are text only"
     if with_tools:
-        return "rollout_func", "tasks have tools, and a rollout ends with its episode, whatever the chat template"
+        return "rollout_func", "tasks have tools, and a rollout ends with its episode, whatever the chat template is"
     if any(begins_answer(opening.messages) for opening in openings):
         return "rollout_func", "prompts end with the beginning of an answer"
     if all(opening.one_answer for opening in openings):
-        return "reward_funcs", "each task is one answer, which needs nothing else"
+        return "reward_funcs", "each task takes one answer, which needs nothing else"
     return "rollout_func", "episodes may have several turns"
 
 

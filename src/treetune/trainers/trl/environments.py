@@ -119,7 +119,7 @@ class CalledEpisode:
         threads.run_in_background(self.end(None))
         if scores_answers:
             raise UsageError(
-                "get_reward() gets no last answer of the model, which this environment may score",
+                "get_reward() does not get the model's last answer, which this environment may score",
                 remedy="pass reward_funcs=tasks.reward too",
             )
         return self.score(max(1, len(self._played.rewards))) if self._played is not None else None
@@ -143,7 +143,7 @@ class CalledEpisode:
 
 
 def _as_content(messages: list[Message]) -> Any:
-    """Convert a tool's result for TRL: text, or parts with images. Anything else that is shown comes after it."""
+    """Convert a tool's result for TRL: text, or parts with images. Everything else that is shown comes after it."""
     contents = [message.get("content") for message in messages]
     if not any(isinstance(content, list) for content in contents):
         return "\n".join(text_of(content) or "" for content in contents)
@@ -181,7 +181,8 @@ class TrlEnvironment:
         weakref.finalize(self, self._episode.abandon)
 
     def reset(self, **row: Any) -> str | None:
-        """Start the episode of a row. Returns what the prompt does not show yet; TRL adds it to the prompt."""
+        """Start the episode of a row. Returns the part of the observation that the prompt does not show yet; TRL adds
+        it to the prompt."""
         index = row.get("task_index")
         index = task_index_of(row.get("prompt")) if index is None else int(index)
         opening = self._episode.begin(index)
@@ -189,7 +190,7 @@ class TrlEnvironment:
             return None
         if opening.tools != list(self._tools):
             raise UsageError(
-                f"task {index} has other tools than the first one",
+                f"task {index} has different tools from the first one",
                 remedy="make the dataset before environment_factory: TRL plays its column `environment`",
             )
         return _missing(row.get("prompt"), opening.messages, index)
@@ -258,7 +259,8 @@ def _type_of(schema: Mapping[str, Any]) -> Any:
 
 
 def _missing(prompt: Any, shown: list[Message], index: int) -> str | None:
-    """Return what the environment shows and a prompt does not. TRL can only add text to the last message."""
+    """Return the part of the environment's observation that the prompt does not show. TRL can only add text to the last
+    message."""
     given = [_known(message) for message in prompt or [{"role": "user", "content": ""}]]
     shown = [_known(message) for message in shown or [{"role": "user", "content": ""}]]
     if has_images(shown) or given[-len(shown) :] == shown:
@@ -268,7 +270,7 @@ def _missing(prompt: Any, shown: list[Message], index: int) -> str | None:
     texts = last.get("content"), wanted.get("content")
     if same and isinstance(texts[0], str) and isinstance(texts[1], str) and texts[1].startswith(texts[0]):
         return texts[1][len(texts[0]) :]
-    raise UsageError(f"task {index} begins otherwise than its row in the dataset says", remedy=BY_ROLLOUTS)
+    raise UsageError(f"task {index} begins differently from its row in the dataset", remedy=BY_ROLLOUTS)
 
 
 def _known(message: Message) -> Message:

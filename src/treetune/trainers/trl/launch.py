@@ -29,9 +29,9 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         target = str(Path(target).absolute())
     given = dict(map(launch.split_override, request.overrides))
     if tasks.train is None:
-        validation = f"{NONE}the tasks of a server are not told apart; name the TARGET that it serves"
+        validation = f"{NONE}the tasks of a server cannot be told apart; name the TARGET that it serves"
     elif given.get("trainer") == "async":
-        validation = f"{NONE}AsyncGRPO samples nothing for it"
+        validation = f"{NONE}AsyncGRPO does not sample for it"
     else:
         validation = tasks.hold_out(request).what
     lengths = measure(tasks.train, request.model, request.num_tasks).what
@@ -39,13 +39,13 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     regular = given.get("eval_strategy", "steps") == "steps"
     logs = request.log_to("wandb", "mlflow", "tensorboard", most=1)
     if not validates and given.get("eval_strategy", "no") != "no":
-        problem = f"eval_strategy={given['eval_strategy']}, and there is nothing to validate with"
+        problem = f"eval_strategy={given['eval_strategy']}, but there is nothing to validate with"
         raise UsageError(f"{problem} ({validation.removeprefix(NONE)})", remedy="declare val_tasks in a YAML file")
     tenth = "a tenth of the steps, and the end"
     planned: dict[str, Setting] = {
         "num_tasks": Setting(request.num_tasks, "--num-tasks"),
         "max_steps": Setting(request.steps, "--steps"),
-        "output_dir": Setting(str(run.checkpoints), "the checkpoints of this training alone"),
+        "output_dir": Setting(str(run.checkpoints), "only the checkpoints of this training"),
         "val": Setting(request.val if validates else 0, validation),
         "eval_strategy": Setting("steps" if validates else None, validation),
         "eval_steps": Setting(1 / PARTS if validates and regular else None, tenth),
@@ -60,7 +60,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     }
     config = launch.merge(planned, request.overrides)
     if unknown := [key for key in config if key.startswith(("+", "~"))]:
-        raise UsageError(f"{unknown[0]}: TRL has no such spelling", remedy="write KEY=VALUE with a key of GRPOConfig")
+        raise UsageError(f"{unknown[0]}: TRL has no such key", remedy="write KEY=VALUE with a key of GRPOConfig")
     of_target = [f"--{key}={value}" for key, value in request.taskset.items()]
     return Launch(
         trainer="trl",

@@ -33,7 +33,7 @@ def pad_to_longest_batch(prompts: list[list[int]], trainer: Any) -> list[list[in
 def sample_by_trainer(prompts: list[list[int]], trainer: Any) -> tuple[list[list[int]], list[list[float]] | None]:
     sample = getattr(trainer, "_generate_single_turn", None)
     if sample is None:
-        raise UsageError("this TRL samples in another way than 1.16 does", remedy="pass generate=... to TrlTasks")
+        raise UsageError("this TRL samples differently from TRL 1.16", remedy="pass generate=... to TrlTasks")
     completions, logprobs = sample(prompts, None, {}, 1)
     return completions, logprobs
 
@@ -85,7 +85,7 @@ def longest_prompt(trainer: Any) -> int | None:
     if answer >= min(limits):
         raise UsageError(
             f"answers of {answer} tokens leave no room for a prompt in a context of {min(limits)}",
-            remedy="lower max_completion_length in GRPOConfig: it is that of one turn",
+            remedy="lower max_completion_length in GRPOConfig: it applies to one turn",
         )
     return min(limits) - answer
 

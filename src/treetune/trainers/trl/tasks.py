@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("treetune.trl")
 
 _AT_A_TIME = 8
-"""How many episodes are started together only to see what they show: each may hold a whole sandbox."""
+"""How many episodes are started together only to see their first observation: each may hold a whole sandbox."""
 _MOST_EMPTY = 2
 """After this many batches in a row without any reward, an error ends the training if there never was a reward."""
 _MOST_LOST = 64
@@ -104,7 +104,7 @@ class TrlTasks(Hooks):
         """The last trainer's tokenizer, and the chat that uses it."""
         if isinstance(tasks, str) and not re.match(r"\w+://", tasks):
             if re.fullmatch(r"[^/]*:\d+/?", tasks):
-                raise UsageError(f"{tasks!r} is no taskset", remedy=f"a task server is written http://{tasks}")
+                raise UsageError(f"{tasks!r} is not a taskset", remedy=f"a task server is written http://{tasks}")
             tasks = load_taskset(tasks, split="train")
         if isinstance(tasks, Taskset):
             self._episodes: Any = LocalEpisodes(threads.run_in_background(streams.load(tasks)), timeout)
@@ -141,15 +141,15 @@ class TrlTasks(Hooks):
         self, num_tasks: int | None = None, first: int = 0, *, using: Way | None = None
     ) -> dict[str, Any]:
         """Return the arguments of a `GRPOTrainer` for the tasks `first` to `first + num_tasks`: the dataset, the reward
-        function, and what plays them. `using` selects the trainer argument that plays them. By default it is the one
-        that suits the tasks; the log says which and why."""
+        function, and the function or class that plays them. `using` selects the trainer argument that plays them. By
+        default the argument is chosen by the tasks; the log names it and the reason."""
         indices = self._range(num_tasks, first)
         openings = self._look_at(self._list_kinds(indices))
         way, why = (using, "as asked") if using is not None else choose(openings)
         if way not in WAYS:
             raise UsageError(f"using={way!r}: there is no such way", remedy=f"choose one of {', '.join(WAYS)}")
         if way != "rollout_func" and any(opening.in_groups for opening in openings):
-            raise UsageError(f"{way} scores each answer alone, and the tasks have score_group()", remedy=BY_ROLLOUTS)
+            raise UsageError(f"{way} scores each answer alone, but the tasks have score_group()", remedy=BY_ROLLOUTS)
         if using is None:
             log.warning("TRL plays these tasks by its argument %s: %s (using= chooses another)", way, why)
         rows = self._rows(indices, openings, way)
@@ -205,7 +205,9 @@ class TrlTasks(Hooks):
         if not self._toolsets:
             self._name_environments(self._look_at([0]))
         if not any(self._toolsets.values()):
-            raise UsageError("no task has tools, and TRL's environments have nothing else", remedy=BY_ROLLOUTS)
+            raise UsageError(
+                "no task has tools, but TRL's environments only support tasks with tools", remedy=BY_ROLLOUTS
+            )
         for name, tools in self._toolsets.items():
             if name not in self._environments:
                 self._environments[name] = environment_class(tools, Backend(self, self._live, self._log))
@@ -264,7 +266,7 @@ class TrlTasks(Hooks):
                 self._log.add(each.failure)
         self._report(getattr(trainer, "state", None), map(task_index_of, prompts), map(trace_of_tokens, played))
         if any(len(each.tokens.sequences) > 1 for each in played):
-            self._log.warn_once("history was rewritten in an episode: only what was said since is trained on")
+            self._log.warn_once("history was rewritten in an episode: only the messages since then are trained on")
         return columns_of(played, tokenizer.eos_token_id)
 
     def _report(self, state: Any, indices: Iterable[int], traces: Iterable[Trace]) -> None:
@@ -295,11 +297,11 @@ class TrlTasks(Hooks):
                 raise UsageError("these tasks never end, or their number is unknown", remedy="pass num_tasks")
             num_tasks = max(0, count - first)
         if num_tasks < 1 or first < 0:
-            raise UsageError(f"no task from {first} on", remedy="ask for at least one task, from 0 on")
+            raise UsageError(f"there is no task from {first} on", remedy="ask for at least one task, from 0 on")
         return range(first, first + num_tasks)
 
     def _look_at(self, indices: Sequence[int]) -> list[TaskOpening]:
-        """Return what each task shows first."""
+        """Return the first observation of each task."""
         openings = []
         for first in range(0, len(indices), _AT_A_TIME):
             with self._start(indices[first : first + _AT_A_TIME]) as episodes:
@@ -313,8 +315,8 @@ class TrlTasks(Hooks):
         return openings
 
     def _list_kinds(self, indices: Sequence[int]) -> list[int]:
-        """Return the index of one task of each kind, to see by a few episodes how tasks are played. Of the tasks of a
-        server, whose kinds are unknown, these are some from everywhere."""
+        """Return the index of one task of each kind, so that a few episodes show how tasks are played. For the tasks of
+        a server, whose kinds are unknown, these are some tasks from the whole order."""
         if not isinstance(self._episodes, LocalEpisodes):
             return [indices[len(indices) * number // _AT_A_GLANCE] for number in range(min(_AT_A_GLANCE, len(indices)))]
         kinds: dict[Any, int] = {}
@@ -323,7 +325,7 @@ class TrlTasks(Hooks):
         return list(kinds.values())
 
     def _rows(self, indices: Sequence[int], openings: Sequence[TaskOpening], way: Way) -> Any:
-        """Return the dataset of the tasks. Episodes are started for it only where TRL needs what they show: rollouts
+        """Return the dataset of the tasks. Episodes are started for it only if TRL needs their observation: rollouts
         show it to the model by themselves."""
         if way == "environment_factory" or (way == "reward_funcs" and not isinstance(self._episodes, LocalEpisodes)):
             return self._dataset_of(self._look_at(indices))
@@ -358,7 +360,8 @@ class TrlTasks(Hooks):
     def _end_environments(
         self, environments: Sequence[Any], completions: Sequence[Any]
     ) -> tuple[Sequence[PlayedEpisode | None], list[float | None], list[int]]:
-        """Return what TRL has played, with the rewards and turns. Environments that are not ours have no reward."""
+        """Return the episodes that TRL has played, with the rewards and turns. Environments that are not ours have no
+        reward."""
         played = [getattr(environment, "_episode", None) for environment in environments]
         ours = [one if isinstance(one, CalledEpisode) else None for one in played]
         pairs = list(zip(ours, completions, strict=True))
@@ -370,7 +373,7 @@ class TrlTasks(Hooks):
     def _score_answers(
         self, indices: Sequence[int], answers: list[str]
     ) -> tuple[Sequence[PlayedEpisode | None], list[float | None]]:
-        """Play one answer to each task; return the episodes and what they earned."""
+        """Play one answer to each task; return the episodes and their rewards."""
         with self._start(indices) as episodes:
             played = [PlayedEpisode(self, episode) for episode in episodes]
             live = [

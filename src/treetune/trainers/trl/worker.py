@@ -49,7 +49,7 @@ class EpisodeGroup:
         self.played: list[TokenEpisode] = []
 
     def add(self, played: TokenEpisode | None) -> None:
-        """Add an ended episode. One without a reward does not count in the comparison and is not trained on."""
+        """Add an ended episode. A rollout without a reward does not count in the comparison and is not trained on."""
         self._ended += 1
         if played is not None:
             self.played.append(played)
@@ -59,7 +59,7 @@ class EpisodeGroup:
         return self._ended == self.size
 
     def samples(self) -> list[Any]:
-        """Return a `RolloutSample` per token sequence. Those of one episode share its advantage, as in TRL."""
+        """Return a `RolloutSample` per token sequence. Sequences of one episode share its advantage, as in TRL."""
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
         scored = [(played, reward) for played in self.played if (reward := played.reward) is not None]
@@ -122,7 +122,7 @@ class RolloutWorker:
         AsyncGRPOConfig, read at the start, because the trainer completes it. `patience` applies to a model that cannot
         be reached."""
         if not indices:
-            raise UsageError("no task to play", remedy="ask for at least one")
+            raise UsageError("there is no task to play", remedy="ask for at least one")
         self._hooks, self._live, self._indices, self._args = hooks, LiveEpisodes(episodes), list(indices), args
         self._tokenizer, self._call_format, self._patience = tokenizer, call_format, patience
         self._report = report
@@ -136,7 +136,7 @@ class RolloutWorker:
         self._error: BaseException | None = None
         self._beat = self._produced = time.monotonic()
         self._problem: TreetuneError | None = None
-        """Why the last episode gave no reward; None after one that did."""
+        """Why the last episode gave no reward; None after an episode with one."""
 
     # Called by the trainer
 
@@ -198,7 +198,7 @@ class RolloutWorker:
                 raise UsageError(
                     f"answers of {self._args.max_completion_length} tokens leave no room for a prompt in a context of "
                     f"{server.context}",
-                    remedy="lower max_completion_length in AsyncGRPOConfig: it is that of one turn",
+                    remedy="lower max_completion_length in AsyncGRPOConfig: it applies to one turn",
                 )
             await self._play_groups(server, chat, longest)
         finally:
@@ -250,7 +250,7 @@ class RolloutWorker:
                 except EndpointRefusal:
                     if version == self._version:
                         raise
-                    # The server has newer weights by now, and no longer those of `version`.
+                    # The server has newer weights by now, and no longer the weights of `version`.
 
         try:
             played = await play_episode(lambda: self._start(index), chat, self._hooks, sample, longest_prompt=longest)
@@ -330,7 +330,8 @@ ADAPTER = "trl-policy"
 """TRL's name for the adapter that it publishes, followed by `-v` and the version of the weights."""
 _PAUSE = 1.0
 _REMEDY = (
-    "is vLLM running there? AsyncGRPOConfig says where (vllm_server_base_url) and how long to wait (request_timeout)"
+    "is vLLM running there? AsyncGRPOConfig has its address (vllm_server_base_url) and the time to wait "
+    "(request_timeout)"
 )
 
 
@@ -398,7 +399,7 @@ class PolicyServer:
             ids, logprobs = list(choice["token_ids"]), list(choice["logprobs"]["token_logprobs"])
         except (KeyError, ValueError, TypeError) as error:
             raise UsageError(
-                f"{self._endpoint.url} sent no tokens: {answer!r:.300}",
+                f"{self._endpoint.url} returned no tokens: {answer!r:.300}",
                 remedy="serve the model with a recent vLLM",
             ) from error
         if choice.get("finish_reason") == "abort":

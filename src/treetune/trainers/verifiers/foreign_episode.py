@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class EpisodeOutcome(NamedTuple):
-    """What verifiers reports of an episode that it played."""
+    """The data that verifiers reports about an episode that it played."""
 
     reward: float
     metrics: dict[str, float]
@@ -29,7 +29,7 @@ class EpisodeOutcome(NamedTuple):
 
 class ScoringFailed(Exception):
     """Raised if a reward function raised. Other answers are then tried: if the task can be scored with one of them, the
-    policy's answer is at fault and earns what verifiers gives for it, else 0."""
+    policy's answer is at fault and earns the value that verifiers gives for it, else 0."""
 
     def __init__(self, why: str, outcome: EpisodeOutcome | None = None) -> None:
         super().__init__(why)
@@ -58,7 +58,7 @@ class ForeignEpisode(Environment):
     async def start(self) -> list[Message]:
         shown = await _in_background(self._begin())
         if shown is None:
-            raise EnvironmentFault("verifiers ended the episode before it asked the model anything")
+            raise EnvironmentFault("verifiers ended the episode before it called the model")
         return shown
 
     async def step(self, action: Action) -> Step:
@@ -90,7 +90,7 @@ class ForeignEpisode(Environment):
         shown = await self._conversation.next(self._running)
         if shown is not None:
             if self._conversation.tools != self.raw_tools:
-                raise EnvironmentFault("verifiers offers other tools than before, in the middle of an episode")
+                raise EnvironmentFault("verifiers offers different tools in the middle of an episode")
             return Step(shown)
         info: dict[str, Any] = {}
         try:

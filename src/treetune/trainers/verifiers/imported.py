@@ -35,7 +35,8 @@ class VerifiersTask(Task, frozen=True, kw_only=True):
 
 class VerifiersConfig(TasksetConfig, frozen=True, kw_only=True):
     args: dict[str, Any] = {}
-    """Arguments of the environment. Those whose names are not Treetune keys may also be given directly next to it."""
+    """Arguments of the environment. Arguments whose names are not Treetune keys may also be given directly next to
+    it."""
     gold: str | None = None
     """The field of a task's data that holds a right answer, if there is one."""
 
@@ -98,19 +99,19 @@ def taskset_class(env: str, origin: Origin) -> type[VerifiersTaskset]:
     except ImportError as error:
         raise MissingExtraError.of("verifiers", "verifiers") from error
     if not env:
-        raise UsageError("verifiers: names no environment", remedy="write verifiers:ID, an installed one")
+        raise UsageError("verifiers: does not name an environment", remedy="write verifiers:ID, with an installed ID")
     module = _import(env, origin)
     if hasattr(module, "load_environment"):
         if not hasattr(verifiers, "load_environment"):
             raise PluginError(
                 f"{env} is an environment of verifiers v0 (load_environment), which verifiers "
                 f"{verifiers.__version__} has not",
-                remedy="pip install 'verifiers==0.1.14', in an environment of its own",
+                remedy="pip install 'verifiers==0.1.14', in its own environment",
             )
         return _bridge("v0", verifiers.__version__).V0Taskset.named(env, module)  # type: ignore[no-any-return]
     if not hasattr(module, "__all__"):
         raise PluginError(
-            f"{module.__name__} is no environment of verifiers: it exports no Taskset, and has no load_environment",
+            f"{module.__name__} is not an environment of verifiers: it exports no Taskset, and has no load_environment",
             remedy="name an installed environment",
         )
     return _bridge("v1", verifiers.__version__).V1Taskset.named(env, module)  # type: ignore[no-any-return]
@@ -123,7 +124,7 @@ def _bridge(name: str, installed: str) -> Any:
     except ImportError as error:
         tried = {"v0": "0.1.14", "v1": "0.4.0"}[name]
         raise PluginError(
-            f"verifiers {installed} is not one whose {name} is known here: {error}",
+            f"verifiers {installed} has a {name} that is not known here: {error}",
             remedy=f"pip install 'verifiers=={tried}', with which it was tried",
         ) from error
 
@@ -132,7 +133,9 @@ def _import(env: str, origin: Origin) -> Any:
     """Import the module of an environment as verifiers finds it: its own modules first."""
     name = env.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
     if not name.isidentifier():  # a dotted name would run its parent before the check
-        raise PluginError(f"verifiers:{env!r:.100} names no environment", remedy="write verifiers:ID, an installed one")
+        raise PluginError(
+            f"verifiers:{env!r:.100} does not name an environment", remedy="write verifiers:ID, with an installed ID"
+        )
     if name != env.replace("-", "_"):  # verifiers parses such a name itself, and may read it differently
         origin.refuse(f"names an environment of verifiers by more than its plain id: {env:.100}")
     if origin.trusted:

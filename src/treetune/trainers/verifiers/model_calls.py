@@ -50,7 +50,7 @@ class Conversation:
         self._asked: asyncio.Queue[ModelCall] = asyncio.Queue()
         self._current: ModelCall | None = None
         self._messages: list[Message] = []
-        """What was shown and answered so far."""
+        """The messages that were shown and answered so far."""
         self.tools: list[dict[str, Any]] = []
 
     @classmethod
@@ -75,7 +75,7 @@ class Conversation:
             asking.cancel()
         if not self._asked.empty():
             raise EnvironmentFault(
-                "verifiers asks the model for several answers at once, and an episode has one conversation",
+                "verifiers requested several answers at once, but an episode has one conversation",
                 remedy="use a harness without sub-agents (--taskset.harness)",
             )
         known = self._messages
@@ -92,7 +92,7 @@ class Conversation:
     def answer(self, message: Message) -> None:
         asked, self._current = self._current, None
         if asked is None:
-            raise EnvironmentFault("verifiers has asked for no answer")
+            raise EnvironmentFault("verifiers has not requested an answer")
         self._messages.append(message)
         if not asked.reply.done():
             asked.reply.set_result(message)

@@ -47,7 +47,7 @@ from treetune.errors import StorageError, UsageError, plural
 from treetune.tasksets.target import read_target, refuse_server
 
 ALREADY_THERE = "is an environment of verifiers already"
-"""The message of `export` for a TARGET that is one."""
+"""The message of `export` for a TARGET that is already an environment of verifiers."""
 MARK = ".treetune-export.json"
 RESERVED = {
     "harbor", "nemo_gym", "openenv", "textarena", "bash", "browser_use", "claude_code", "codex", "hermes_agent",
@@ -113,14 +113,17 @@ def export_package(
 
 
 def package_name(name: str, folder: Path) -> tuple[str, str]:
-    """Return the id and the module of a package. Refused if verifiers or Python would find another one under that
+    """Return the id and the module of a package. Refused if verifiers or Python would find another module under that
     name."""
     module = re.sub(r"[ ._-]+", "_", name.lower()).strip("_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", module) or keyword.iskeyword(module):
         remedy = "use letters from a to z, digits and dashes, a letter first; --name gives another name"
-        raise UsageError(f"{name!r} makes no name of a Python module", remedy=remedy)
+        raise UsageError(f"{name!r} cannot be turned into the name of a Python module", remedy=remedy)
     if module in RESERVED or module in sys.stdlib_module_names:
-        raise UsageError(f"verifiers would not find a package called {module!r}: there is one", remedy="choose --name")
+        raise UsageError(
+            f"verifiers would not find a package called {module!r}, because it has a module of that name",
+            remedy="choose --name",
+        )
     spec = find_spec(module)
     if spec is not None and spec.origin is not None and not Path(spec.origin).resolve().is_relative_to(folder):
         origin = Path(spec.origin).resolve()
@@ -168,10 +171,10 @@ def _check_folder(folder: Path, export: dict[str, str], force: bool) -> dict[str
     hashes: dict[str, str] = mark.get("files", {})
     if force:
         if not folder.is_dir():
-            raise UsageError(f"{folder} is no folder", remedy="name another one with --to")
+            raise UsageError(f"{folder} is not a folder", remedy="name another one with --to")
         return hashes
     if not mark:
-        raise UsageError(f"{folder} exists already, and no export wrote it", remedy=remedy)
+        raise UsageError(f"{folder} exists already, and was not written by an export", remedy=remedy)
     if {key: mark.get(key) for key in export} != export:
         raise UsageError(f"{folder} is the export of {mark.get('target')} as {mark.get('id')}", remedy=remedy)
     for place, hash in hashes.items():
@@ -182,11 +185,11 @@ def _check_folder(folder: Path, export: dict[str, str], force: bool) -> dict[str
 
 
 def check_playable(taskset: Taskset[Any, Any], tasks: Iterable[Task] = ()) -> None:
-    """Refuse what verifiers could not play."""
+    """Refuse tasks that verifiers could not play."""
     if taskset.learning() is not None:
         raise UsageError(
-            f"rewards move the order of {taskset.name}, and verifiers draws tasks in an order of its own",
-            remedy="leave out profile.online; prime-rl has difficulty pools of its own",
+            f"rewards change the order of {taskset.name}, but verifiers draws tasks in its own order",
+            remedy="leave out profile.online; prime-rl has its own difficulty pools",
         )
     if taskset.scores_groups:
         raise _refuse_group(taskset)
@@ -199,7 +202,7 @@ def check_task(taskset: Taskset[Any, Any], task: Task) -> None:
         raise _refuse_group(taskset)
     if begins_answer(task.messages):
         raise UsageError(
-            f"task {task.idx} of {taskset.name} begins the answer, and a model behind verifiers cannot go on with it",
+            f"task {task.idx} of {taskset.name} begins the answer, but a model behind verifiers cannot continue it",
             remedy="leave out the assistant's message at the end of the prompt",
         )
 
@@ -323,8 +326,8 @@ class Packing:
         for part in with_imports(file):
             if not part.is_relative_to(file.parent):
                 raise UsageError(
-                    f"{file} imports {part}, which lies outside of its folder: a package cannot carry both",
-                    remedy="install what it imports as a package, or put it beside the file",
+                    f"{file} imports {part}, which is outside of its folder: a package cannot contain both",
+                    remedy="install what it imports as a package, or put it next to the file",
                 )
             self.files[f"{folder}/{part.relative_to(file.parent).as_posix()}"] = part
         packed = f"{prefix}{SCHEME}{folder}/{file.name}"

@@ -42,7 +42,7 @@ INFO = "treetune"
 """The key of verifiers' trace that holds the result of the episode."""
 
 _served: dict[str, _Served] = {}
-"""The tasksets that this process loaded, by their name in a task's data. A request can name no other."""
+"""The tasksets that this process loaded, by their name in a task's data. A request cannot name any other task."""
 
 
 class _Served:
@@ -66,8 +66,8 @@ class _Served:
         task = await (await asyncio.shield(loading)).fetch(Draw("", index))
         if task.uid != uid:
             raise UsageError(
-                f"task {index} of {self.taskset.name} is not the one that was asked for: it was changed on the way, "
-                "or the taskset of the client differs from that of the server",
+                f"task {index} of {self.taskset.name} is not the requested one: it was changed on the way, or the "
+                "taskset of the client differs from that of the server",
                 remedy="use the same package, arguments and data on both sides",
             )
         return task
@@ -110,12 +110,13 @@ class TreetuneTask(vf.Task[TreetuneTaskData]):  # type: ignore[misc]
 
 
 def _played(trace: vf.Trace) -> dict[str, Any]:
-    """Return what the harness recorded about an episode. Without it there is no reward, and so no zero either."""
+    """Return the data that the harness recorded about an episode. Without it there is no reward, and so no zero
+    either."""
     found: dict[str, Any] | None = trace.info.get(INFO)
     if found is None:
         ended = f" ({trace.stop_condition})" if trace.stop_condition else ""
         raise RuntimeError(
-            f"the episode was not played to an end{ended}: it has no reward. It is played by the harness of its own "
+            f"the episode was not played to its end{ended}: it has no reward. It is played by the harness of its own "
             "package; give it more time (--env.agent.timeout.rollout), or a reward (--env.taskset.timeout-reward)"
         )
     return found
@@ -129,7 +130,7 @@ class TreetuneTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
     timeout: float | None = None
     """Time limit of one episode, in seconds."""
     timeout_reward: float | None = None
-    """The reward of an episode that ran out of time. By default it has none and is a failure."""
+    """The reward of an episode that ran out of time. By default it has no reward and is a failure."""
     max_tool_calls: int = 128
     """The maximum number of tool calls in one episode."""
     model_timeout: float = 3600.0
@@ -170,7 +171,8 @@ def _in_order(taskset: Taskset[Any, Any]) -> Iterator[Task]:
 
 
 def _prompt(task: Task) -> str | list[Message]:
-    """Return what a person, or a trainer's filter, sees of a task. The episode itself shows the actual question."""
+    """Return the fields of a task that a person, or a trainer's filter, sees. The episode itself shows the actual
+    question."""
     messages = [dict(message) for message in task.messages]
     if not messages:
         return OPENING

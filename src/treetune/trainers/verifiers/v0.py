@@ -1,6 +1,6 @@
 """Converts v0 environments of verifiers, which a module provides by `load_environment`, to Treetune tasksets.
 
-Their rubrics count a reward function that raises as 0, and only log the error. Such a 0 is examined: see
+Their rubrics count a reward function that raises as 0, and only log the error. Such a 0 is checked: see
 `ScoringFailed`.
 """
 
@@ -76,8 +76,8 @@ class V0Taskset(VerifiersTaskset):
             ) from error
         if env.requires_group_rollouts:
             raise UsageError(
-                f"verifiers:{self.ENV} scores the rollouts of a task together, and here each is scored by itself",
-                remedy="use an environment whose reward functions look at one rollout",
+                f"verifiers:{self.ENV} scores the rollouts of a task together, but here each one is scored alone",
+                remedy="use an environment whose reward functions read one rollout",
             )
         if getattr(env, "message_type", "chat") != "chat":
             raise UsageError(f"verifiers:{self.ENV} completes texts, and a policy answers messages")

@@ -52,7 +52,7 @@ class V1Taskset(VerifiersTaskset):
             theirs = loaders.taskset_class(env)
             fields = loaders.taskset_config_type(env).model_fields
         except (TypeError, ValueError, AttributeError) as error:
-            raise PluginError(f"verifiers:{env} is no environment of verifiers: {error}") from error
+            raise PluginError(f"verifiers:{env} is not an environment of verifiers: {error}") from error
         keys = {name: field.default for name, field in fields.items() if name != "id"}
         name, doc = f"Verifiers{theirs.__name__}", first_line(theirs, module)
         return cls.for_environment(env, name, V1Config, keys, doc, INFINITE=bool(theirs.INFINITE))
@@ -85,9 +85,9 @@ class V1Taskset(VerifiersTaskset):
         if self.config.harness is not None or self.config.env:
             return "a harness or an environment was named"
         if loaders.environment_class(self.ENV) is not SingleAgentEnv:
-            return "it has an environment of its own"
+            return "it has its own environment"
         if loaders.default_harness_id(self.ENV) != "bash":
-            return "it has a harness of its own"
+            return "it has its own harness"
         if task_type.NEEDS_CONTAINER:
             return "its tasks need a container"
         if type(self._theirs).toolsets(self._theirs.config) or task_type.toolsets(self._theirs.config.task):
@@ -143,7 +143,7 @@ class V1Played(V1Taskset):
         roles = agent_config_fields(self._env_type.model_construct())
         if len(roles) != 1:
             raise UsageError(
-                f"verifiers:{self.ENV} has several models ({', '.join(roles)}), and an episode has one policy",
+                f"verifiers:{self.ENV} has several models ({', '.join(roles)}), but an episode has one policy",
                 remedy="name an environment with one agent",
             )
         return str(next(iter(roles)))
@@ -153,13 +153,13 @@ class V1Played(V1Taskset):
         return loaders.env_config_type(self.ENV, str(self.config.env.get("id") or ""))
 
     def checked(self) -> Self:
-        """Refuse now what could not be played."""
+        """Refuse early what could not be played."""
         harness = self.env._harnesses[self._role]
         task_type = type(self._theirs).task_type()
         for what, needs in ((f"the harness {harness.config.id}", harness), (task_type.__name__, task_type)):
             if needs.NEEDS_CONTAINER and self.config.runtime == "subprocess":
                 raise UsageError(
-                    f"{what} of verifiers:{self.ENV} needs a container, and this machine's own processes are none",
+                    f"{what} of verifiers:{self.ENV} needs a container, but runs in a process of this machine",
                     remedy="set --taskset.runtime docker (or another of verifiers'), or another --taskset.harness",
                 )
         return self
@@ -205,11 +205,11 @@ class V1Played(V1Taskset):
 
 
 def _outcome(trace: Any) -> EpisodeOutcome:
-    """Return what a finished trace earned. An undetermined reward is a failure."""
+    """Return the rewards of a finished trace. An undetermined reward is a failure."""
     if missing := [name for name, reward in trace.rewards.items() if reward is None]:
-        raise EnvironmentFault(f"verifiers gave no value for the reward {missing[0]}")
+        raise EnvironmentFault(f"verifiers returned no value for the reward {missing[0]}")
     if not trace.rewards:
-        raise EnvironmentFault("verifiers gave no reward: no function of the task is marked with @vf.reward")
+        raise EnvironmentFault("verifiers returned no reward: no function of the task is marked with @vf.reward")
     metrics = {name: value for name, value in trace.metrics.items() if value is not None}
     parts = {name: reward.value for name, reward in trace.rewards.items()} if len(trace.rewards) > 1 else {}
     return EpisodeOutcome(trace.reward, {**parts, **metrics}, bool(trace.is_truncated))

@@ -52,7 +52,9 @@ def resolve_tasks_into_config(config: Any, cache_dir: str | Path | None = None) 
     warn_of_unscored(config, lists)
     agents = name_agents(lists, config)
     if any(agents.values()) and not get_value(config, LOOPS):
-        warnings.warn(f"rows name the agent loop {LOOP}, and {LOOPS} no file: call play_by_tasks(config)", stacklevel=2)
+        warnings.warn(
+            f"rows name the agent loop {LOOP}, but {LOOPS} names no file: call play_by_tasks(config)", stacklevel=2
+        )
     return build_into_config(config, lists, agents)
 
 
@@ -80,8 +82,9 @@ def build_into_config(config: Any, lists: Lists, agents: Agents | None = None) -
 
 def name_agents(lists: Lists, config: Any = None, *, silent_too: bool = False) -> dict[str, list[str] | None]:
     """Return the agent loop of each task, by list; None if verl samples one answer. Either all rows of a training name
-    a loop, or none does. Treetune's loop plays the tasks that declare several turns or tools. If there is such a task,
-    it also plays all others that it can. With `silent_too`, it also plays environments that declare nothing."""
+    a loop, or no row does. Treetune's loop plays the tasks that declare several turns or tools. If there is such a
+    task, it also plays all others that it can. With `silent_too`, it also plays environments that do not declare their
+    turns."""
     turns = {taskset: has_turns(taskset) for tasksets in lists.values() for taskset in tasksets}
     wanted = (True, None) if silent_too else (True,)
     if leaves_scoring(config) or not any(each in wanted for each in turns.values()):
@@ -151,7 +154,7 @@ def write_loops(
     if not any(loop.get("name") == LOOP for loop in loops):
         loops.append({"name": LOOP, "_target_": TARGET, **escape_texts(settings or {})})
     elif settings:
-        raise ConfigError([(SETTINGS, f"{others} has a loop of the name {LOOP} already: write them there")])
+        raise ConfigError([(SETTINGS, f"{others} already has a loop named {LOOP}: write them there")])
     folder = default_cache_dir(cache_dir) / "verl"
     path = folder / f"loops_{digest(loops, 8)}.yaml"
     try:
@@ -168,7 +171,7 @@ def _read_loops(path: str) -> Iterator[dict[str, Any]]:
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError([(LOOPS, f"{path} cannot be read: {error}")]) from None
     if not isinstance(loops, list) or not all(isinstance(loop, dict) for loop in loops):
-        raise ConfigError([(LOOPS, f"{path} is no list of agent loops")])
+        raise ConfigError([(LOOPS, f"{path} is not a list of agent loops")])
     yield from loops
 
 

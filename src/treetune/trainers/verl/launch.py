@@ -67,7 +67,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "trainer.val_before_train": Setting(validates and not run.resume, start if validates else "no validation"),
         "trainer.test_freq": Setting(every if validates else -1, tenth if validates else "no validation"),
         "trainer.save_freq": Setting(every, f"{tenth}, and the end"),
-        "trainer.default_local_dir": Setting(str(run.checkpoints), "the checkpoints of this training alone"),
+        "trainer.default_local_dir": Setting(str(run.checkpoints), "only the checkpoints of this training"),
         "trainer.resume_mode": Setting("auto" if run.resume else "disable", "only --resume continues a training"),
         "trainer.rollout_data_dir": Setting(str(run.rollouts), "each step's rollouts, for `treetune view`"),
         "trainer.validation_data_dir": Setting(str(run.validation), "each validation's rollouts"),
@@ -91,7 +91,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     return Launch(
         trainer="verl",
         package="verl",
-        install="install verl 0.9 as its guide says",
+        install="install verl 0.9 as its guide describes",
         data=launch.describe_files(files, validation) | launch.describe_lengths(lengths, longer),
         config=config,
         reasons=reasons,

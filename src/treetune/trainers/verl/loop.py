@@ -41,7 +41,7 @@ except ImportError as error:
 groups = PromptGroups()
 failures = FailureLog(logging.getLogger("treetune.verl"))
 MOST_LOST = 64
-"""After this many failures without a played episode, the failure is raised: nothing can be played."""
+"""After this many failures without a played episode, the failure is raised, because nothing can be played."""
 
 
 class EpisodeOutput(AgentLoopOutput):  # type: ignore[misc]
@@ -51,7 +51,7 @@ class EpisodeOutput(AgentLoopOutput):  # type: ignore[misc]
     """The rewards of the turns, by the place of their last sampled token in the response."""
 
     def place_rewards(self, mask: Sequence[int], rewards: Sequence[float]) -> None:
-        """Place the rewards of turns at the ends of what was sampled in them; `mask` is that of all turns."""
+        """Place the rewards of turns at the ends of the tokens sampled in them; `mask` is that of all turns."""
         ends = [at for at, (now, then) in enumerate(zip(mask, [*mask[1:], 0], strict=True)) if now and not then]
         if len(ends) == len(rewards):  # no turn was empty
             last = len(self.response_ids) - 1
@@ -68,8 +68,8 @@ class EpisodeOutput(AgentLoopOutput):  # type: ignore[misc]
 
 
 class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
-    """verl creates one per row. A subclass may override the hooks: what the model sees, what its answer does, and what
-    it earns."""
+    """verl creates one per row. A subclass may override the hooks: the model's observation, the action of its answer,
+    and its reward."""
 
     TURN_REWARDS = True
     played = 0
@@ -157,9 +157,11 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         sequences = played.tokens.sequences
         experts = calls.experts_of(sequences)
         if len(sequences) > 1 and not v1:
-            failures.warn_once("history was rewritten in an episode: verl's v0 trainer gets only what was said since")
+            failures.warn_once(
+                "history was rewritten in an episode: verl's v0 trainer gets only the messages since then"
+            )
             sequences, experts = sequences[-1:], experts[-1:]
-        # The v0 trainer wants the same keys in every sample.
+        # The v0 trainer needs the same keys in every sample.
         own = played.metrics if v1 else {key: played.metrics[key] for key in ("truncated", "raw_reward")}
         information = {**own, "acc": ended.passed, "num_turns": played.turns, "failed": 0.0}
         fields = {**calls.fields, "turn_scores": list(played.rewards), "reward_extra_info": information}
@@ -185,7 +187,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         # The v0 trainer skips None in its validation; the v1 trainer may filter groups by it.
         passed = others.passed if others is not None and "session_id" in row else None
         information = {"acc": passed, "num_turns": 0, "truncated": 0.0, "raw_reward": None, "failed": 1.0}
-        # The v1 trainer wants weight versions for every sample, even if none were used.
+        # The v1 trainer needs weight versions for every sample, even if none were used.
         version = None if row.get("global_steps") is None else max(0, int(row["global_steps"]) - 1)
         known = {key: value for key, value in calls.fields.items() if value is not None}
         fields = {"min_global_steps": version, "max_global_steps": version, **known}

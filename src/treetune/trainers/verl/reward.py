@@ -1,5 +1,5 @@
-"""Decides what scores rows in a verl config (a function, verl itself by data source, a component of the user's, or each
-row's own task), and provides the reward function for the last case.
+"""Decides what scores rows in a verl config (a function, verl itself by data source, a user's component, or each row's
+own task), and provides the reward function for the last case.
 
     score_by_tasks(config)                # from now on each row is scored by its own task
 
@@ -36,7 +36,7 @@ VERL_SOURCES = frozenset(
 """The data sources that verl 0.9 scores itself, in addition to every name that begins with `aime`."""
 
 _LEAVE = (
-    "to leave scoring to something else, name it in the config (reward.custom_reward_function.path, "
+    "to score in another way, name it in the config (reward.custom_reward_function.path, "
     "reward.reward_model.enable=true, or reward.reward_manager.source=importlib) or set leave_scoring: true"
 )
 
@@ -50,7 +50,8 @@ def warn_of_unscored(config: Any, lists: Lists) -> None:
 
 
 def leaves_scoring(config: Any) -> bool:
-    """Whether scoring is left to another function, a reward model or reward manager of the user, or `leave_scoring`."""
+    """Whether scoring is left to another function, to the user's reward model or reward manager, or to
+    `leave_scoring`."""
     if get_value(config, "leave_scoring") or get_value(config, "reward.reward_model.enable"):
         return True
     own_manager = get_value(config, "reward.reward_manager.source") == "importlib"
@@ -84,7 +85,7 @@ def find_unscored(config: Any, tasksets: Iterable[DatasetTaskset]) -> Iterator[T
         data_source = taskset.config.data_source
         if taskset.row_scorer is None:
             yield TasksetError(
-                f"nothing here can score data_source {data_source!r}: it has no ground truth",
+                f"data_source {data_source!r} cannot be scored here: it has no ground truth",
                 remedy=f"set ground_truth or env_class, or write reward(task, answer) in a custom_cls; {_LEAVE}",
             )
         elif by_verl and data_source not in VERL_SOURCES and not data_source.startswith("aime"):
@@ -102,7 +103,8 @@ def compute_score(
     extra_info: Mapping[str, Any] | None = None,
     **rest: Any,
 ) -> dict[str, Any]:
-    """Return the reward of one row. The keys are the same for every row: verl takes those of the first row for all."""
+    """Return the reward of one row. The keys are the same for every row: verl uses the keys of the first row for all
+    rows."""
     scored = read_scored_by(extra_info, data_source)
     task = task_to_score(str(data_source), ground_truth, extra_info or {})
     # A scorer that calls no model needs no episode, which is faster.

@@ -42,7 +42,7 @@ class LoopConfig(EpisodeSettings, frozen=True, kw_only=True, forbid_unknown_fiel
     attempts: Annotated[int, msgspec.Meta(ge=1)] = 2
     """How often an episode is started in all, if it fails for a reason other than the model."""
     on_failure: Literal["mask", "drop", "raise"] = "mask"
-    """What happens to an episode that failed every time. `mask`: a sample that trains nothing. `drop`: no sample, which
+    """How an episode is handled that failed every time. `mask`: a sample that trains nothing. `drop`: no sample, which
     only verl's v1 trainer accepts. `raise`: the error goes to the trainer."""
 
 
@@ -71,7 +71,7 @@ class ModelCalls:
         self._request_id = self._given_id or uuid4().hex
         self._longest: int | None = None
         self.fields: dict[str, Any] = {}
-        """What the engine reported: the versions of the weights that sampled the first and the last token."""
+        """The engine's report: the versions of the weights that sampled the first and the last token."""
         self.seconds = 0.0
         self.preempted: int | None = None
         self._experts: list[Any] = []
@@ -98,7 +98,7 @@ class ModelCalls:
                 )
         except TimeoutError:
             remedy = "allow more: model_timeout"
-            raise ServeError(f"the model gave no answer in {self._timeout} seconds", remedy=remedy) from None
+            raise ServeError(f"the model did not answer in {self._timeout} seconds", remedy=remedy) from None
         finally:
             self.seconds += time.perf_counter() - began
         self._note(said)
@@ -151,7 +151,7 @@ class GroupMember:
 
     async def score_together(self, played: TokenEpisode, sizes: Container[int] | None = None) -> None:
         """Wait for the group's other episodes, and have the taskset score all of them. Raises if the group has none of
-        the `sizes`: then others of it are in another process."""
+        the `sizes`: then the other members are in another process."""
         group = self._group
         group.together.append(played)
         await asyncio.sleep(0)
@@ -166,7 +166,7 @@ class GroupMember:
 
     async def mean_of_others(self) -> EpisodeScore | None:
         """Return the mean of the group's other episodes; None if no other was played."""
-        await asyncio.sleep(0)  # others of the group may be about to start
+        await asyncio.sleep(0)  # other members of the group may be about to start
         self.stop()
         await self._group.all_ended.wait()
         await self._group.score()
@@ -193,7 +193,7 @@ class _PromptGroup:
         self._scoring: asyncio.Future[None] | None = None
 
     async def score(self) -> None:
-        """Score `together`, once, for the first that asks."""
+        """Score `together`, once, for the first caller."""
         if self._scoring is None:
             self._scoring = asyncio.ensure_future(self._score())
         await asyncio.shield(self._scoring)

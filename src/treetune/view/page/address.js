@@ -1,4 +1,4 @@
-// The address: what is shown stands in the fragment, so a link shows the same.
+// The address of the view is in the fragment, so a copied link shows the same view.
 //
 //   #/run/3/groups?q=reward%3C0.5&sort=variance      go(["run", 3, "groups"], { q: "reward<0.5", sort: "variance" })
 import { useEffect, useState } from "./vendor/hooks.js";
@@ -24,7 +24,7 @@ export function link(path, params = {}) {
   return `#/${path.map(encodeURIComponent).join("/")}${text ? `?${text}` : ""}`;
 }
 
-// `replace` leaves no step to go back to: for what changes while one looks at the same thing.
+// `replace` adds no step to the history: use it for changes of the same view.
 export function go(path, params = {}, replace = false) {
   const hash = link(path, params);
   if (hash === location.hash) return;
@@ -32,7 +32,7 @@ export function go(path, params = {}, replace = false) {
   dispatchEvent(new Event("hashchange"));
 }
 
-// Changes some of the parameters of the address, in place.
+// Changes some parameters of the address, in place.
 export function change(params, replace = true) {
   const now = read();
   go(now.path, { ...now.params, ...params }, replace);

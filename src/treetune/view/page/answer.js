@@ -2,7 +2,7 @@
 //
 //   const { data, error } = useAnswer("run", { run: 3 }, version);
 //
-// A new version of the same call is asked for while the old answer stays on the screen.
+// A new version of the same call is requested while the old answer stays on the screen.
 import { useEffect, useState } from "./vendor/hooks.js";
 import { ask } from "./api.js";
 import { html } from "./html.js";
@@ -11,7 +11,7 @@ const kept = new Map();
 const MOST = 60;
 export const AGAIN = 400;
 
-// Whether the server has read only a part of the run yet: then the answer is asked for again soon.
+// Whether the server has read only a part of the run yet: then the answer is soon requested again.
 export function isPart(answer) {
   return answer?.read != null && answer.read < 1;
 }
@@ -56,7 +56,7 @@ export function useAnswer(name, args, version = 0) {
   return kept.has(key) ? { call, data: kept.get(key) } : { waits: true };
 }
 
-// What there is in place of an answer: a sign that it is awaited, or what went wrong.
+// Shown in place of an answer: a sign that it is awaited, or the error.
 export function Instead({ error }) {
   if (!error) return html`<p class="waits" role="status">Loading…</p>`;
   return html`<${Trouble} error=${error} />`;

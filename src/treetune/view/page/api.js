@@ -1,4 +1,4 @@
-// Asks the server: `await ask("groups", { run: 0, start: 0, count: 100 })`.
+// Calls the server: `await ask("groups", { run: 0, start: 0, count: 100 })`.
 //
 // The token of a server that is open to others comes in the fragment of the address (#token=...). It is kept for this
 // tab and taken out of the address, so that a copied link does not hold it.
@@ -25,7 +25,7 @@ export function setToken(token) {
   try {
     sessionStorage.setItem(KEPT, token);
   } catch {
-    // A file from disk may have no storage; it needs no token either.
+    // A file from disk may have no storage, and needs no token.
   }
 }
 

@@ -1,4 +1,4 @@
-// The page: what the address names, within the bars that every view has.
+// The page: the view that the address names, within the bars that every view has.
 import { render } from "./vendor/preact.js";
 import { useEffect, useRef, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
@@ -27,7 +27,7 @@ function Help({ onClose }) {
   const names = { ArrowLeft: "←", ArrowRight: "→", Escape: "Esc" };
   return html`<dialog ref=${dialog} onClose=${onClose} aria-labelledby="help-title" onClick=${(event) => event.target === dialog.current && dialog.current.close()}><form method="dialog">
     <h2 id="help-title">Keys</h2><dl class="keys">${[...knownKeys()].map(([key, says]) => html`<div><dt><kbd>${names[key] || key}</kbd></dt><dd>${says}</dd></div>`)}
-      <div><dt><kbd>← ↑ ↓ →</kbd></dt><dd>move through a table</dd></div><div><dt><kbd>Enter</kbd></dt><dd>open what is chosen</dd></div></dl>
+      <div><dt><kbd>← ↑ ↓ →</kbd></dt><dd>move through a table</dd></div><div><dt><kbd>Enter</kbd></dt><dd>open the selected row</dd></div></dl>
     <button class="main">Close</button></form></dialog>`;
 }
 
@@ -38,7 +38,7 @@ function TokenForm() {
     forget();
     refresh();
   };
-  return html`<form class="card token-form" onSubmit=${take}><label>This server wants its token; it stands in the address that \`treetune view\` printed.<input name="token" type="password" autocomplete="off" required /></label><button class="main">Use it</button></form>`;
+  return html`<form class="card token-form" onSubmit=${take}><label>This server requires its token, which is in the address that \`treetune view\` printed.<input name="token" type="password" autocomplete="off" required /></label><button class="main">Use it</button></form>`;
 }
 
 function RunShell({ id, tab, path, params, runs }) {
@@ -76,11 +76,11 @@ function App() {
     document.title = [row?.name, path[0] === "compare" && "Compare", "Treetune"].filter(Boolean).join(" · ");
   }, [row?.name, path[0]]);
   useEffect(() => {
-    // One run alone is what one came for, at first.
+    // A single run is opened at once.
     if (answer && runs.length === 1 && !read().path.length) go(["run", runs[0].id], {}, true);
   }, [answer !== null]);
   useEffect(() => {
-    // What had the focus may be gone with the view before.
+    // The focused element may be gone with the previous view.
     const timer = setTimeout(() => document.activeElement === document.body && document.getElementById("title")?.focus({ preventScroll: true }), 50);
     return () => clearTimeout(timer);
   }, [path.slice(0, 3).join("/")]);

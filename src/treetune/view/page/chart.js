@@ -1,4 +1,4 @@
-// Charts: columns and curves by uPlot, and small pictures of a line.
+// Charts: columns and curves by uPlot, and small line charts.
 //
 //   <Chart kind="columns" x=${edges} series=${[{ name: "rollouts", values: counts }]} onPick=${(at) => ...} />
 import { useEffect, useRef } from "./vendor/hooks.js";
@@ -77,7 +77,7 @@ export function Chart(props) {
   return html`<figure class=${`chart${onPick ? " picks" : ""}`}><figcaption>${title}</figcaption><div ref=${box} role="img" aria-label=${describe(title, props)}></div></figure>`;
 }
 
-// For those who do not see it: the figures themselves, where they are few.
+// For screen readers: the figures themselves, if there are few.
 function describe(title, { x, series, names }) {
   const points = x.slice(0, 40).map((at, index) => `${names ? names[at] : number(at)}: ${series.map(({ values }) => number(values[index])).join(", ")}`);
   return `${title}. ${series.map(({ name }) => name).join(", ")}. ${points.join("; ")}`;

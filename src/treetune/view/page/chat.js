@@ -1,4 +1,4 @@
-// The conversation of a rollout, turn by turn, each with its reward and what the environment said of it.
+// The conversation of a rollout, turn by turn, each with its reward and the environment's remarks.
 import { html } from "./html.js";
 import { number, plain, plural, visible } from "./format.js";
 import { Call, callsOf, Message } from "./message.js";

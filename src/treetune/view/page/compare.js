@@ -1,4 +1,4 @@
-// Compare: two or more runs, paired by task; what is better, what is worse, and whether chance explains it.
+// Compare: two or more runs, paired by task: what is better, what is worse, and whether chance explains it.
 import { useEffect, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { change, link } from "./address.js";
@@ -20,7 +20,7 @@ function reach(differences) {
 }
 
 function Differences({ comparison }) {
-  const rows = [["Scored rollouts", comparison.scored], ["All, a failed one as 0", comparison.over_all], ...Object.entries(comparison.sources || {})].filter(([, each]) => each);
+  const rows = [["Scored rollouts", comparison.scored], ["All, with failed rollouts as 0", comparison.over_all], ...Object.entries(comparison.sources || {})].filter(([, each]) => each);
   const [low, high] = reach(rows.map(([, each]) => each));
   return html`<div class="scrolls"><table><thead><tr><th scope="col">Over</th><th class="right" scope="col">Tasks</th><th class="right" scope="col">Before</th><th class="right" scope="col">After</th><th class="right" scope="col">Difference</th><th scope="col"><span class="hidden-text">With its error</span></th><th class="right" scope="col">p</th><th scope="col">To settle it</th></tr></thead>
     <tbody>${rows.map(([name, each]) => html`<tr><th scope="row">${name}</th><td class="right">${count(each.tasks)}</td><td class="right">${number(each.before)}</td><td class="right">${number(each.after)}</td>

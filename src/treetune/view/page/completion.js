@@ -1,14 +1,14 @@
-// What may come next in a query: names, words, and the values of a text. Pure functions.
+// Completes a query: names, keywords, and the values of a text. Pure functions.
 //
 //   complete("source=gs", 9, words)   ->   { from: 7, options: [{ text: "gsm8k", says: "a source" }] }
 
 const SAYS = {
-  reward: "what it was paid", turns: "how many", tokens: "sampled ones", prompt_tokens: "given ones", seconds: "how long it took",
-  task: "index of its task", rollout: "number in its group", step: "of the trainer", source: "where the task comes from",
+  reward: "its reward", turns: "how many", tokens: "sampled ones", prompt_tokens: "given ones", seconds: "how long it took",
+  task: "index of its task", rollout: "number in its group", step: "of the trainer", source: "the source of the task",
   outcome: "how it ended", failure: "its type and line", answer: "what it answered", uid: "of its task", mark: "your mark",
   failed: "has no reward", scored: "has a reward", solved: "counts as solved", truncated: "was cut off",
-  mixed: "groups with different rewards", all0: "groups that never pay", all1: "groups that always pay",
-  allfailed: "groups that failed", retries: "calls made again", attempt: "given out before", success: "the environment's own word",
+  mixed: "groups with different rewards", all0: "groups that never earn a reward", all1: "groups that always earn the reward",
+  allfailed: "groups that failed", retries: "calls made again", attempt: "given out before", success: "as the environment reports it",
 };
 export const OUTCOMES = ["completed", "truncated", "timeout", "environment_error", "policy_error", "cancelled", "stale"];
 export const MARKS = ["good", "bad", "look"];
@@ -19,7 +19,7 @@ function valuesOf(name, words) {
   return name === "mark" ? MARKS : [];
 }
 
-// A value with blanks or signs stands in quotes.
+// A value with spaces or operators is quoted.
 function quote(text) {
   return /^[^\s()&|"]+$/.test(text) ? text : `"${text.replace(/[\\"]/g, "\\$&")}"`;
 }
@@ -44,7 +44,7 @@ export function complete(text, caret, words) {
   return { from: caret - typed.length, options: found };
 }
 
-// The query with a word more, or without it where it stood.
+// The query with a word added, or removed if it was there.
 export function toggle(query, word) {
   const parts = query.split(/\s+/).filter(Boolean);
   const without = parts.filter((part) => part !== word);

@@ -1,4 +1,4 @@
-// The words that two texts share, and those that only one has. Pure.
+// The words that two texts share, and those that only one has. Pure functions.
 //
 //   diff("a b c", "a c")  ->  [["same", "a "], ["left", "b "], ["same", "c"]]
 
@@ -8,7 +8,7 @@ function words(text) {
   return text.match(/\s+|[^\s\w]|\w+/g) || [];
 }
 
-// The longest common run of words by a table; what both begin and end with is taken first.
+// Finds the longest common sequence of words with a table; the common beginning and end are removed first.
 export function diff(left, right) {
   const [a, b] = [words(left), words(right)];
   let start = 0;

@@ -1,4 +1,4 @@
-// What is known of a rollout beside what was said: answer and truth, why it was paid, judges, time, marks, commands.
+// The facts about a rollout: answer and truth, the explanation of its reward, judges, times, marks, commands.
 import { useEffect, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { ask } from "./api.js";
@@ -18,7 +18,7 @@ export function Answer({ trace, truth, entry }) {
 
 const LANES = [["policy", "policy"], ["environment", "environment"], ["scorer", "scorer"], ["start", "start"], ["paused", "paused"], ["close", "close"]];
 
-// Seconds by who took them. What judges took is part of the environment's time, and has a lane of its own.
+// Seconds by component. The time of judges is part of the environment's, and has its own lane.
 export function Times({ trace }) {
   const timing = trace.timing || {};
   if (!timing.total) return null;
@@ -61,14 +61,14 @@ export function Mark({ run, at, mark, onMark }) {
     set(next);
     try {
       await ask("mark", { run, at, ...next });
-      say("Kept beside the run.");
+      say("Stored next to the run.");
       onMark?.(next);
     } catch (error) {
       say(`${error.message} ${error.remedy || ""}`);
     }
   };
   const toggle = (name) => save({ mark: state.mark === name ? null : name });
-  useKeys({ 1: ["mark it good", () => toggle("good")], 2: ["mark it bad", () => toggle("bad")], 3: ["mark it to look at again", () => toggle("look")] });
+  useKeys({ 1: ["mark it good", () => toggle("good")], 2: ["mark it bad", () => toggle("bad")], 3: ["mark it for later", () => toggle("look")] });
   if (isKept()) return state.mark || state.comment ? html`<section class="card"><h2>Mark</h2><p>${MARKS[state.mark] || ""} ${visible(state.comment)}</p></section>` : null;
   return html`<section class="card mark"><h2>Mark</h2><div class="choices" role="group" aria-label="Mark">${Object.entries(MARKS).map(([name, says]) => html`<button class="chip" aria-pressed=${state.mark === name} onClick=${() => toggle(name)}>${says}</button>`)}</div>
     <textarea rows="2" placeholder="A comment" aria-label="Comment" value=${state.comment} onChange=${(event) => save({ comment: event.target.value })}></textarea><p class="said" role="status">${said}</p></section>`;

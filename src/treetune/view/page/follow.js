@@ -1,6 +1,6 @@
-// The list of runs, and what is new in those that are still being written: asked every two seconds while one looks.
+// The list of runs, and the changes of runs that are still being written: requested every two seconds while the page is visible.
 //
-//   const { answer } = useRuns();          versionOf(answer.runs[3]) changes as more is known of run 3
+//   const { answer } = useRuns();          versionOf(answer.runs[3]) changes as more of run 3 is known
 import { useEffect, useState } from "./vendor/hooks.js";
 import { ask } from "./api.js";
 import { isKept } from "./kept.js";
@@ -29,7 +29,7 @@ async function look() {
   const known = Object.fromEntries(state.answer.runs.map((run) => [run.id, run.rollouts]));
   try {
     const { changed, new_runs: fresh } = await ask("changes", { runs: known });
-    // What changed until just now may have been answered in part: it is looked at once more.
+    // A recent change may have been answered only in part, so it is requested once more.
     const ids = new Set([...changed, ...before]);
     before = changed;
     ids.forEach((id) => touched.set(id, (touched.get(id) || 0) + 1));

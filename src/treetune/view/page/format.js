@@ -1,4 +1,4 @@
-// Numbers, durations and texts as a person reads them.
+// Formats numbers, durations and texts for people.
 
 const NONE = "–";
 const whole = new Intl.NumberFormat("en");
@@ -7,7 +7,7 @@ export function count(value) {
   return value == null ? NONE : whole.format(value);
 }
 
-// A reward or another figure: three places, without zeros at the end.
+// A reward or another figure: three decimals, without zeros at the end.
 export function number(value, places = 3) {
   if (value == null || Number.isNaN(value)) return NONE;
   const size = Math.abs(value);
@@ -16,7 +16,7 @@ export function number(value, places = 3) {
   return (text.includes(".") ? text.replace(/\.?0+$/, "") : text).replace(/^-/, "−").replace(/^−0$/, "0");
 }
 
-// In a cell there is room for three characters: 1, .5, −1, .33
+// A cell has room for three characters: 1, .5, −1, .33
 export function tiny(value) {
   const text = number(value, Math.abs(value) < 1 ? 2 : Math.abs(value) < 10 ? 1 : 0);
   return text.replace(/^(−?)0\./, "$1.");
@@ -61,7 +61,7 @@ export function plural(number, word, words = `${word}s`) {
 
 const HIDDEN = /[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufeff]/g;
 
-// Control characters, and those that turn the direction of a text, are shown: a text looks like what it is.
+// Shows control characters, and those that change the direction of a text, so that a text looks as it is.
 export function visible(text) {
   return String(text).replace(/\r\n/g, "\n").replace(HIDDEN, (letter) => {
     const code = letter.charCodeAt(0);
@@ -70,7 +70,7 @@ export function visible(text) {
   });
 }
 
-// Any value as text: a string as it is, all else as JSON.
+// Any value as text: a string unchanged, anything else as JSON.
 export function plain(value, indent = 2) {
   if (typeof value === "string") return visible(value);
   return value === undefined ? "" : visible(JSON.stringify(value, null, indent));

@@ -1,5 +1,5 @@
-// Groups: one row a task, its rollouts as coloured cells. Sorted by variance at first: where rollouts differ, a policy
-// learns. Arrows move through the cells, Enter opens one.
+// Groups: one row per task, with its rollouts as coloured cells. Sorted by variance at first, because a policy learns
+// from rollouts that differ. Arrow keys move through the cells, Enter opens one.
 import { useCallback, useEffect, useState } from "./vendor/hooks.js";
 import { html, pure } from "./html.js";
 import { change, link } from "./address.js";
@@ -39,12 +39,12 @@ function Heads({ sort, descending }) {
 
 const MANY = 16;
 
-// Of advantages: as far as a reward can be from the mean, to either side.
+// The range of advantages: as far as a reward can be from the mean, on both sides.
 function aside([low, high]) {
   return [low - high, high - low];
 }
 
-// How wide the cells are: as wide as most groups need.
+// The number of cells per row: enough for most groups.
 function widthOf(info) {
   const most = Math.ceil((info?.rollouts || 8) / (info?.tasks || 1));
   return `${Math.min(480, Math.max(110, 30 * most))}px`;
@@ -92,7 +92,7 @@ export function Groups({ run, info, params, version }) {
 
   const found = rows.total != null;
   useEffect(() => {
-    // Back from a rollout: where one was.
+    // After returning from a rollout: the previous position.
     if (found && params.row != null && document.activeElement === document.body) document.getElementById("groups")?.focus({ preventScroll: true });
   }, [found]);
 

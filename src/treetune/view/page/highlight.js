@@ -1,4 +1,4 @@
-// The words that a query looks for, marked in the texts that it found.
+// Marks the words of a query in the texts that it found.
 import { html } from "./html.js";
 import { read } from "./address.js";
 
@@ -9,7 +9,7 @@ export function wordsOf(query) {
   return [...(query || "").matchAll(SAID)].map(([, text]) => text.replace(/\\(.)/g, "$1")).filter((text) => text.length > 1);
 }
 
-// The text as it is, or in parts with what was looked for marked.
+// The text as it is, or in parts with the matches marked.
 export function highlight(text, query = read().params.q) {
   const words = wordsOf(query);
   if (!words.length) return text;

@@ -1,10 +1,10 @@
-// Markup as templates: html`<b>${text}</b>`. What stands in ${} is text or an element, never markup.
+// Markup as templates: html`<b>${text}</b>`. A value in ${} is text or an element, never markup.
 import { Component, h } from "./vendor/preact.js";
 import { htm } from "./vendor/htm.js";
 
 export const html = htm.bind(h);
 
-// A component that is drawn again only when one of its properties is another.
+// A component that is rendered again only if one of its properties changes.
 export function pure(draw) {
   return class extends Component {
     shouldComponentUpdate(next) {

@@ -1,6 +1,6 @@
-// What an exported file holds in place of a server: the answers, by call (`treetune view RUN --export report.html`).
+// The answers in an exported file, by call, in place of a server (`treetune view RUN --export report.html`).
 
-const NEEDS = "This file holds only what was exported.";
+const NEEDS = "This file contains only the exported rollouts.";
 const REMEDY = "Open the run with `treetune view` for this.";
 let answers;
 
@@ -16,7 +16,7 @@ export function isKept() {
   return kept() !== null;
 }
 
-// What was left out, where something was.
+// Describes what was left out, if anything was.
 export function keptNote() {
   return kept()?.note || null;
 }
@@ -47,14 +47,14 @@ export function answerKept(name, args) {
 const FLAGS = { mixed: "mixed", all0: "all0", all1: "all1", allfailed: "failed" };
 const WORDS = { failed: (one) => one.reward == null, scored: (one) => one.reward != null, truncated: (one) => one.outcome === "truncated" };
 
-// Of queries only words alone, which need nothing but what is shown: the flags of groups, and how a rollout ended.
+// Only keywords work in queries here, because they need only the shown data: the flags of groups, and how a rollout ended.
 function wordsOf(query) {
   const words = (query || "").split(/[\s&]+/).filter(Boolean);
-  if (!words.every((word) => FLAGS[word] || WORDS[word])) throw refuse("Here a query may only be of the words mixed, all0, all1, allfailed, failed, scored, truncated.");
+  if (!words.every((word) => FLAGS[word] || WORDS[word])) throw refuse("Here a query may only use the words mixed, all0, all1, allfailed, failed, scored, truncated.");
   return words;
 }
 
-// Runs were compared all with the first; two of them are among these.
+// All runs were compared with the first; two of them are among these comparisons.
 function pickCompared(all, [first, ...others]) {
   const known = Object.values(all.compare || {}).flat().filter((each) => each.before === first && others.includes(each.after));
   return known.length ? known : undefined;
@@ -93,7 +93,7 @@ function part(answer, { sort, descending, start = 0, count = 100 }, known) {
   return { ...answer, rows: rows.slice(start, start + count) };
 }
 
-// What has no value comes last, whichever way it is sorted.
+// Entries without a value come last, in either direction.
 function order(one, other, sign) {
   if (one == null || other == null) return (one == null) - (other == null);
   return sign * (typeof one === "string" ? one.localeCompare(other) : one - other);

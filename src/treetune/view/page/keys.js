@@ -1,4 +1,4 @@
-// Keys. A view names those that it takes, with what they do; `?` shows all that are taken now.
+// Keyboard shortcuts. A view names its keys and what they do; `?` shows all that are active.
 //
 //   useKeys({ t: ["tokens", () => go(...)] });
 import { useEffect, useRef } from "./vendor/hooks.js";
@@ -14,7 +14,7 @@ export function useKeys(keys) {
   }, []);
 }
 
-// All keys by name, the innermost view's last.
+// All keys by name, those of the innermost view last.
 export function knownKeys() {
   const known = new Map();
   for (const { keys } of layers) for (const [key, [says]] of Object.entries(keys)) if (says) known.set(key, says);
@@ -43,7 +43,7 @@ export function listen() {
 
 let voice;
 
-// Says something to whoever hears the page instead of seeing it.
+// Announces a text to screen readers.
 export function announce(text) {
   voice ||= document.getElementById("voice");
   if (voice) voice.textContent = text;

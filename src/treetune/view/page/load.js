@@ -1,4 +1,4 @@
-// A library that is large and seldom needed is loaded when it is first asked for.
+// Loads a library that is large and rarely needed when it is first used.
 //
 //   const temml = await load("temml", "temml.js");
 

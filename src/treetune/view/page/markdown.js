@@ -1,5 +1,5 @@
 // Markdown of a model: markdown-it reads it (without HTML), and its tokens become elements here, one by one. No markup is
-// ever made into elements by the browser; links lead nowhere, and no picture is fetched.
+// ever turned into elements by the browser; links lead nowhere, and no image is fetched.
 import { useEffect, useRef, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { load } from "./load.js";
@@ -12,7 +12,7 @@ const DEEP = /^(\s*([>*+-]|\d+[.)])){15,}/m; // the reader would leave out what 
 const MATHS = [["$$", "$$", true], ["\\[", "\\]", true], ["\\(", "\\)", false], ["$", "$", false]];
 let reader;
 
-// $...$, $$...$$, \(...\) and \[...\] are formulas, but no sums of money: "$5 and $6".
+// $...$, $$...$$, \(...\) and \[...\] are formulas, but amounts of money are not: "$5 and $6".
 function readMath(state, silent) {
   for (const [open, close, display] of MATHS) {
     if (!state.src.startsWith(open, state.pos)) continue;

@@ -1,5 +1,5 @@
-// Formulas as MathML, by Temml. Its tree is built anew here from elements and attributes that are known to be harmless:
-// nothing that a formula says becomes a link, a script or a style sheet.
+// Formulas as MathML, by Temml. Its tree is rebuilt here from elements and attributes that are known to be harmless:
+// nothing in a formula becomes a link, a script or a style sheet.
 
 const MATHML = "http://www.w3.org/1998/Math/MathML";
 const ELEMENTS = new Set(
@@ -32,7 +32,7 @@ function build(node, depth) {
   return element;
 }
 
-// The element of a formula; null where it cannot be read, and its text is shown as it is.
+// The element of a formula; null if it cannot be parsed, and its text is shown instead.
 export function formula(temml, text, display) {
   if (text.length > LONGEST) return null;
   try {

@@ -1,4 +1,4 @@
-// What was said: texts, pictures, reasoning, calls of tools. Text is only ever text; long ones are shown in part at first.
+// The content of a message: texts, images, reasoning, tool calls. Text is never markup; long texts are first shown in part.
 import { useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { count, plain, plural, seconds, visible } from "./format.js";
@@ -19,7 +19,7 @@ function cut(text) {
   return [text.slice(0, end), text.length - end];
 }
 
-// Whether a text is a board, a table or a picture of letters: lines of one length, or lines drawn with signs.
+// Whether a text is a board, a table or a drawing: lines of equal length, or lines of drawing characters.
 function isDrawn(text) {
   const lines = text.slice(0, 4000).split("\n").map((line) => line.trimEnd()).filter(Boolean);
   if (lines.length < 3) return false;
@@ -36,8 +36,8 @@ export function Text({ text, markdown = false, data = false }) {
 
 function Picture({ source }) {
   const [large, set] = useState(false);
-  if (!PICTURE.test(source)) return html`<p class="absent">a picture that is not in the trace: ${visible(source.slice(0, 120))}</p>`;
-  return html`<button class=${`picture${large ? " large" : ""}`} aria-label=${large ? "Make the picture small" : "Make the picture large"} onClick=${() => set(!large)}><img src=${source} alt="" /></button>`;
+  if (!PICTURE.test(source)) return html`<p class="absent">an image that is not in the trace: ${visible(source.slice(0, 120))}</p>`;
+  return html`<button class=${`picture${large ? " large" : ""}`} aria-label=${large ? "Make the image small" : "Make the image large"} onClick=${() => set(!large)}><img src=${source} alt="" /></button>`;
 }
 
 function sourceOf(part) {
@@ -46,7 +46,7 @@ function sourceOf(part) {
   return typeof given === "string" ? given : given?.url || "";
 }
 
-// The parts of a content: texts and pictures.
+// The parts of a content: texts and images.
 export function Content({ content, markdown, data }) {
   if (content == null || content === "") return null;
   if (typeof content === "string") return html`<${Text} text=${content} markdown=${markdown} data=${data} />`;
@@ -61,7 +61,7 @@ export function Content({ content, markdown, data }) {
 
 const THOUGHT = /^\s*<think>([\s\S]*?)(?:<\/think>|$)/;
 
-// What was thought before it was said: a field of its own, or <think> at the beginning of the text.
+// The reasoning before the answer: a separate field, or <think> at the beginning of the text.
 export function thoughtOf(message) {
   const own = message.reasoning_content || message.reasoning || message.thinking;
   if (typeof own === "string" && own) return [own, message.content];
@@ -94,7 +94,7 @@ export function Call({ call }) {
   </div>`;
 }
 
-// The calls of a message with their results: as the trace has them, else as the messages after it tell.
+// The calls of a message with their results: from the trace, or else from the messages after it.
 export function callsOf(turn, later = []) {
   if (turn.calls?.length) return turn.calls;
   return (turn.message?.tool_calls || []).map((call) => {

@@ -1,5 +1,5 @@
-// A sequence of tokens in one line: grey where they were given, and the darker the less sure the policy was. A click leads
-// there.
+// A sequence of tokens in one line: given tokens are grey, and sampled ones are darker the less certain the policy was.
+// A click scrolls there.
 import { useEffect, useRef } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { colour } from "./theme.js";

@@ -1,4 +1,4 @@
-// One task in two runs: its rollouts of each, and two answers side by side with the words that differ.
+// One task in two runs: its rollouts in each, and two answers side by side with the words that differ.
 import { useEffect, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { link } from "./address.js";
@@ -9,13 +9,13 @@ import { cellClass, cellText, cellTitle } from "./reward.js";
 
 const LONGEST = 20_000;
 
-// At first the rollouts that tell most: the worst that was there before, the best after; the other way where it got worse.
+// Selects the most informative rollouts first: the worst before and the best after; the reverse if the task got worse.
 function first({ rollouts }, best) {
   const paid = rollouts.map((each, at) => [each.reward ?? -Infinity, at]).sort((one, other) => (best ? other[0] - one[0] : one[0] - other[0]));
   return paid[0]?.[1] ?? 0;
 }
 
-// What was asked, by the trace of one of its rollouts.
+// The question of the task, from the trace of one of its rollouts.
 function Question({ run, at }) {
   const { data } = useAnswer("rollout", at == null ? null : { run, at });
   if (!data) return null;

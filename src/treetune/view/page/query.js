@@ -1,4 +1,4 @@
-// The query bar: finds rollouts by what is known of them, completes names, and stands in the address (q=...).
+// The query bar: finds rollouts by their facts, completes names, and keeps the query in the address (q=...).
 import { useEffect, useRef, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { change } from "./address.js";
@@ -12,9 +12,9 @@ const EXAMPLES = [
   ["reward<0.5", "a number: reward, turns, tokens, prompt_tokens, seconds, task, rollout, step, or any metric"],
   ["source=gsm8k", "a text: source, outcome, failure, answer, uid, mark"],
   ["failure~timeout", "a part of a text"],
-  ["failed  solved  mixed  all0", "words alone; mixed, all0, all1 and allfailed are of a group"],
-  ['"therefore"', "words that were said, whichever case"],
-  ["a & b    a | b    !a    (a | b) c", "both, either, not, and together; words beside each other must all hold"],
+  ["failed  solved  mixed  all0", "keywords; mixed, all0, all1 and allfailed apply to a group"],
+  ['"therefore"', "words in the conversation, ignoring case"],
+  ["a & b    a | b    !a    (a | b) c", "both, either, not, and together; adjacent words must all match"],
 ];
 
 export function useQueryWords(run, info) {

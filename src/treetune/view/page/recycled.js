@@ -1,4 +1,4 @@
-// A long list of rows of one height, of which only those in sight are elements; they are used again as one scrolls.
+// A long list of rows of equal height: only visible rows are elements, which are reused while scrolling.
 //
 //   <Recycled count=${12500} height=${32} row=${(at) => html`...`} active=${3} onRange=${(first, last) => ...} />
 import { useEffect, useLayoutEffect, useRef, useState } from "./vendor/hooks.js";
@@ -35,7 +35,7 @@ export function Recycled({ count, height, row, active = -1, onRange, name = "", 
     };
   }, [name]);
 
-  // Where one was before, once there are rows to scroll to.
+  // Restores the position once there are rows to scroll to.
   useLayoutEffect(() => {
     const kept = places.get(name) || 0;
     if (box.current.scrollTop !== kept) box.current.scrollTop = kept;
@@ -61,7 +61,7 @@ export function Recycled({ count, height, row, active = -1, onRange, name = "", 
   </div>`;
 }
 
-// A list that is looked at from its beginning again, because it is another one now.
+// Scrolls to the beginning, because the list is a different one now.
 export function toTop(name) {
   places.delete(name);
 }

@@ -1,4 +1,4 @@
-// Rescore: what the task's code of today would pay for these rollouts, beside what was paid. A preview; nothing is written.
+// Rescore: the rewards that the task's current code would give to these rollouts, next to the recorded ones. A preview; nothing is written.
 import { useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { link } from "./address.js";
@@ -28,7 +28,7 @@ export function Rescore({ run, info, params }) {
   return html`<section class="fill" aria-labelledby="title">
     <${QueryBar} query=${query} words=${words}><button class="main" disabled=${state.waits} onClick=${start}>${state.waits ? "Scoring…" : "Score again"}</button></${QueryBar}>
     ${state.error && html`<${Trouble} error=${state.error} />`}
-    ${data?.refused && html`<${Trouble} error=${{ message: "This run is not scored again here.", remedy: data.refused }} />`}
+    ${data?.refused && html`<${Trouble} error=${{ message: "This run cannot be scored again here.", remedy: data.refused }} />`}
     ${!data && !state.error && html`<p class="none">Scores the rollouts that the query selects with the task's code as it is now, and shows what would change. Nothing is written.</p>`}
     ${data && !data.refused && html`<div class="under" role="status"><span>${plural(data.rows.length, "rollout")} scored again: <b>${data.changed}</b> changed, ${data.failed} failed${state.query !== query ? " (of the query before)" : ""}</span>
       <label class="pick"><input type="checkbox" checked=${only} onChange=${() => setOnly(!only)} /> only what changed</label></div>

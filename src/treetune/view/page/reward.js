@@ -1,12 +1,12 @@
-// Rewards as colours: eleven steps from the lowest (orange) over the middle (grey) to the highest (blue), which people who
-// see no difference of red and green tell apart too. A cell also has its number; a failed rollout has no reward, and is
+// Rewards as colours: eleven steps from the lowest (orange) over the middle (grey) to the highest (blue), distinct
+// for people who cannot tell red from green, too. A cell also has its number; a failed rollout has no reward, and is
 // hatched.
 import { html } from "./html.js";
 import { number, signed, tiny } from "./format.js";
 
 const SHORT = { environment_error: "env", policy_error: "pol", timeout: "time", cancelled: "stop", stale: "old" };
 
-// The span of rewards of a run, by its histogram: whole where that is usual.
+// The range of rewards of a run, from its histogram: the usual range if it fits.
 export function spanOf(run) {
   const edges = run?.histogram?.edges;
   if (!edges?.length) return [0, 1];
@@ -16,7 +16,7 @@ export function spanOf(run) {
   return [low, high];
 }
 
-// Which of the steps a value is: r0 to r10.
+// The step of a value: r0 to r10.
 export function step(value, [low, high]) {
   const share = high > low ? (value - low) / (high - low) : 0.5;
   return `r${Math.round(10 * Math.min(1, Math.max(0, share)))}`;

@@ -1,4 +1,4 @@
-// Rollout: one conversation, with all that is known of it, beside the other rollouts of its group.
+// Rollout: one conversation with all facts about it, next to the other rollouts of its group.
 // ← → go through the group, ↑ ↓ with Shift (or k, j) to the task before and after.
 import { useEffect, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
@@ -27,7 +27,7 @@ function Rendered({ rendered, why, markdown }) {
   return html`<details class="card rendered" open=${short}><summary>As the environment shows it</summary><${Text} text=${rendered.text} markdown=${markdown || rendered.kind === "markdown"} data=${rendered.kind !== "markdown"} /></details>`;
 }
 
-// What comes before or after, in the order in which it was listed: the next group (`row`), or the next rollout (`nth`).
+// The previous or next entry in the order of the list: the next group (`row`), or the next rollout (`nth`).
 async function neighbour(run, params, by, column) {
   const list = params.nth == null ? "groups" : "rollouts";
   const start = Number(params.nth ?? params.row) + by;
@@ -39,7 +39,7 @@ async function neighbour(run, params, by, column) {
   return cells ? { row: start, at: nearest(cells, column).at } : { nth: start, at: rows[0].at };
 }
 
-// Of the rollouts of a group that fit the query, the one nearest to the column where one is; of all, where none does.
+// Among the rollouts of a group that match the query, the one nearest to the current column; among all, if none matches.
 function nearest(cells, column) {
   const far = (cell) => Math.abs(cells.indexOf(cell) - column);
   const fitting = cells.filter((cell) => cell.fits);
@@ -50,7 +50,7 @@ export function Rollout({ run, at, tab, info, params, version }) {
   const name = /^\d+$/.test(at) ? { at: Number(at) } : { name: at };
   const [marked, setMarked] = useState(0);
   const { data, error } = useAnswer("rollout", { run, ...name }, `${version} ${marked}`);
-  // The run has it, but the server has not read so far yet.
+  // The run has it, but the server has not read that far yet.
   const known = useRun(run)?.rollouts;
   const unread = !data && known > Number(at) && /no rollout/.test(error?.message);
   useEffect(() => {
@@ -71,7 +71,7 @@ export function Rollout({ run, at, tab, info, params, version }) {
     const next = await neighbour(run, params, by, column);
     if (location.hash !== before) return; // one has gone elsewhere meanwhile
     if (next) go(["run", run, "at", next.at, ...tail], { ...params, row: next.row, nth: next.nth }, true);
-    else announce("There is no other one");
+    else announce("There is no other rollout");
   };
   const turn = (by) => {
     const turns = [...document.querySelectorAll(".turn")];
@@ -88,7 +88,7 @@ export function Rollout({ run, at, tab, info, params, version }) {
   };
   useKeys({
     ArrowLeft: ["the rollout before", () => across(-1)], ArrowRight: ["the rollout after", () => across(1)],
-    k: ["the one before in the list", () => down(-1)], j: ["the one after in the list", () => down(1)],
+    k: ["the previous one in the list", () => down(-1)], j: ["the next one in the list", () => down(1)],
     p: ["the turn before", () => turn(-1)], n: ["the turn after", () => turn(1)],
     t: ["tokens, or the conversation", () => go(["run", run, "at", at, ...(tokens ? [] : ["tokens"])], params, true)],
     m: ["markdown and formulas", () => change({ md: markdown ? null : "1" })],
@@ -107,10 +107,10 @@ export function Rollout({ run, at, tab, info, params, version }) {
     <header class="rollout-head">
       <div class="line"><h1 id="title" tabindex="-1">Task ${entry.task < 0 ? entry.uid.slice(0, 8) : entry.task} <small>rollout ${entry.rollout}</small></h1>
         <${Reward} value=${entry.reward} span=${span} /><${Outcome} name=${entry.outcome} />
-        ${entry.advantage != null && html`<span class="badge" title="the reward less the mean of the group">advantage ${signed(entry.advantage)}</span>`}
+        ${entry.advantage != null && html`<span class="badge" title="the reward minus the mean of the group">advantage ${signed(entry.advantage)}</span>`}
         <span class="soft">${visible(entry.source || "")}</span></div>
       <div class="line">
-        ${inList && html`<button class="icon" aria-label="The one before in the list" title="Before (k)" onClick=${() => down(-1)}>↑</button><button class="icon" aria-label="The one after in the list" title="After (j)" onClick=${() => down(1)}>↓</button>`}
+        ${inList && html`<button class="icon" aria-label="The previous one in the list" title="Before (k)" onClick=${() => down(-1)}>↑</button><button class="icon" aria-label="The next one in the list" title="After (j)" onClick=${() => down(1)}>↓</button>`}
         <${GroupCells} run=${run} group=${group} at=${data.at} span=${span} params=${params} tab=${tail} />
         <span class="gap"></span>
         <div class="choices" role="group" aria-label="View">

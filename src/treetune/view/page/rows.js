@@ -1,4 +1,4 @@
-// The rows of a long answer, asked for in windows as they come into sight.
+// The rows of a long answer, requested in parts as they become visible.
 //
 //   const rows = useRows("groups", { run, query, sort }, version);
 //   rows.total, rows.at(17), rows.want(first, last), rows.error
@@ -41,7 +41,7 @@ export function useRows(name, args, version = 0) {
     if (!from.dropped && !from.failed) fill(from);
   }, []);
 
-  // The pages in sight first, then the next ones; few at a time, so that what one scrolled past does not hold up the rest.
+  // Visible pages come first, then the next ones; few at a time, so that pages that were scrolled past do not delay the others.
   const fill = useCallback((from) => {
     const [first, last] = range.current.map((row) => Math.floor(row / PAGE));
     for (let page = first; page <= last + 1; page += 1) {
@@ -56,7 +56,7 @@ export function useRows(name, args, version = 0) {
     const fresh = store(name, args, key);
     const first = next.current?.key === key ? range.current[0] : 0;
     next.current = fresh;
-    // What was on the screen stays there until the first rows of the new answer have come.
+    // The rows on the screen stay until the first rows of the new answer arrive.
     load(fresh, Math.floor(first / PAGE));
     return () => {
       fresh.dropped = true;

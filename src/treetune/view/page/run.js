@@ -1,4 +1,4 @@
-// Run: what came of it, in one look. Every figure leads to the rollouts behind it.
+// Run: an overview of its results. Every figure links to the rollouts behind it.
 import { html } from "./html.js";
 import { go, link } from "./address.js";
 import { Chart, Interval } from "./chart.js";
@@ -17,7 +17,7 @@ const FLAGS = [["all0", "all 0", "all0"], ["mixed", "mixed", "mixed"], ["all1", 
 function GroupFlags({ run, flags }) {
   const total = Object.values(flags).reduce((sum, many) => sum + many, 0) || 1;
   const shown = FLAGS.filter(([name]) => flags[name]);
-  return html`<section class="card wide" aria-label="Groups by what they teach"><h2>Groups <small>only mixed ones have an advantage to learn from</small></h2>
+  return html`<section class="card wide" aria-label="Groups by result"><h2>Groups <small>only mixed ones have an advantage to learn from</small></h2>
     <div class="stack">${shown.map(([name, says, query]) => html`<a class=${`part flag-${name}`} style=${{ flexGrow: flags[name] }} href=${link(["run", run, "groups"], { q: query })}
       aria-label=${`${flags[name]} groups ${says}`}><b>${count(flags[name])}</b> ${says} <small>${percent(flags[name] / total)}</small></a>`)}</div></section>`;
 }
@@ -104,7 +104,7 @@ function Warnings({ warnings }) {
   return html`<details class="notice"><summary>${first} <small>and ${others.length} more</small></summary><ul class="plain">${others.map((warning) => html`<li>${warning}</li>`)}</ul></details>`;
 }
 
-// What was set, a line each: taskset.num_tasks 200.
+// The settings, one per line: taskset.num_tasks 200.
 function flatten(values, before = "") {
   return Object.entries(values).flatMap(([name, value]) => {
     if (value == null || value.length === 0) return [];

@@ -1,4 +1,4 @@
-// Runs: a table of all runs in the place, with what came of them; chosen ones are compared.
+// Runs: a table of all runs with their results; selected runs can be compared.
 import { useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { change, go, link } from "./address.js";
@@ -57,7 +57,7 @@ function Tags({ run }) {
     ${!isKept() && html`<button class="quiet add" onClick=${() => set(true)} aria-label=${`Tag ${run.name}`}>${run.tags.length ? "✎" : "+ tag"}</button>`}</span>`;
 }
 
-// A path says most by its end.
+// The end of a path is its most informative part.
 export function lastPart(text) {
   return (text || "").split("/").pop();
 }
@@ -73,7 +73,7 @@ export function Runs({ params }) {
   const { answer, error } = useRuns();
   const chosen = (params.with || "").split(",").filter(Boolean).map(Number);
   const compare = () => go(["compare", [...chosen].sort((a, b) => a - b).join(",")]); // in the order of the list
-  useKeys({ c: ["compare the chosen runs", () => chosen.length > 1 && compare()] });
+  useKeys({ c: ["compare the selected runs", () => chosen.length > 1 && compare()] });
   if (!answer) return html`<${Instead} error=${error} />`;
   const { sort = "began", filter = "" } = params;
   const descending = sort === "began" ? !params.up : Boolean(params.down);
@@ -108,7 +108,7 @@ export function Runs({ params }) {
   </section>`;
 }
 
-// Mean reward over steps, all sources together and each.
+// Mean reward over steps, for all sources together and for each.
 export function Curve({ steps, title }) {
   const names = [...new Set(steps.flatMap((step) => Object.keys(step.sources || {})))];
   const series = [{ name: "all", values: steps.map((step) => step.mean) }];

@@ -1,4 +1,4 @@
-// Saves what a query selects as a file: JSON lines, parquet, or Inspect's `.eval`.
+// Saves the rollouts that a query selects as a file: JSON lines, parquet, or Inspect's `.eval`.
 import { useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { save } from "./api.js";

@@ -1,4 +1,4 @@
-// How wide the screen is, and small things that every view does with it.
+// The width of the screen, and small functions that every view uses.
 import { useEffect, useState } from "./vendor/hooks.js";
 import { announce } from "./keys.js";
 
@@ -18,7 +18,7 @@ export async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Without a secure context there is only the old way.
+    // Without a secure context, only the old method works.
     const area = document.createElement("textarea");
     area.value = text;
     area.className = "hidden-text";

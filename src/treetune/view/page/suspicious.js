@@ -1,4 +1,4 @@
-// Suspicious: rollouts that were paid for what should not pay, by the rules of `treetune audit`.
+// Suspicious: rollouts that were rewarded although they should not be, by the rules of `treetune audit`.
 import { html } from "./html.js";
 import { change, link } from "./address.js";
 import { Instead, useAnswer } from "./answer.js";

@@ -1,4 +1,4 @@
-// Dark or light: what the system wants, or what was chosen here.
+// Dark or light: the system's preference, or the user's choice here.
 import { useEffect, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 
@@ -18,7 +18,7 @@ export function applyTheme(theme = kept()) {
   try {
     localStorage.setItem(KEPT, theme);
   } catch {
-    // Without storage it holds until the page is closed.
+    // Without storage, the choice lasts until the page is closed.
   }
   dispatchEvent(new Event("theme"));
 }
@@ -41,7 +41,7 @@ export function ThemeSwitch() {
   </button>`;
 }
 
-// Canvases need colours as they are computed.
+// Canvases need computed colours.
 export function colour(name) {
   const probe = document.createElement("span");
   probe.className = "probe";

@@ -1,4 +1,4 @@
-// The timeline of a run: each rollout as a bar from its beginning to its end, beside those that ran at the same time.
+// The timeline of a run: each rollout as a bar from its beginning to its end, next to those that ran at the same time.
 // Failures are marked, retries dotted; a click opens one.
 import { useEffect, useRef, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
@@ -9,7 +9,7 @@ import { colour } from "./theme.js";
 
 const MARGIN = 18;
 
-// Rollouts on as few lanes as hold them without overlap, the first free one each.
+// Places rollouts on as few lanes as possible without overlap, each on the first free one.
 export function lanes(rollouts) {
   const ends = [];
   const placed = [...rollouts].sort((one, other) => one.began - other.began).map((rollout) => {

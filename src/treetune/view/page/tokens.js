@@ -1,5 +1,5 @@
-// Tokens: what a trainer is given. Sampled ones stand out and are coloured by how sure the policy was; what was given to
-// it is grey. A long sequence is cut into blocks, and only those near the screen are elements.
+// Tokens: the data of a trainer. Sampled tokens are coloured by the policy's certainty; tokens given to it are
+// grey. A long sequence is cut into blocks, and only those near the screen are elements.
 import { useEffect, useRef, useState } from "./vendor/hooks.js";
 import { html, pure } from "./html.js";
 import { Instead, useAnswer } from "./answer.js";
@@ -12,7 +12,7 @@ const MOST = 600;
 const SURPRISE = 6;
 const WAYS = { surprise: "surprise (−logprob)", probability: "probability", version: "weights' version", none: "sampled only" };
 
-// Where to cut: at the end of a line where there is one, so that a block looks like a paragraph.
+// Cuts at the end of a line if possible, so that a block looks like a paragraph.
 export function blocks(sequence) {
   const found = [];
   let from = 0;
@@ -75,7 +75,7 @@ function Sequence({ sequence, which, total, way, onHover }) {
   const known = sequence.logprobs.length ? sequence.logprobs.filter((_, at) => sequence.mask[at]) : [];
   const mean = known.length ? known.reduce((sum, each) => sum + each, 0) / known.length : null;
   const box = useRef(null);
-  // The block first, which then has its tokens.
+  // Scroll to the block first, which then shows its tokens.
   const goTo = (at) => {
     const which = blocks(sequence).findIndex(([from, to]) => at >= from && at < to);
     box.current.children[which]?.scrollIntoView({ block: "center" });
@@ -91,10 +91,10 @@ function Sequence({ sequence, which, total, way, onHover }) {
     if (at !== undefined) onHover(describe(sequence, Number(at)));
   };
   return html`<section class="sequence" aria-label=${`Sequence ${which + 1} of ${total}`}>
-    ${sequence.breaks_history && html`<p class="break" role="note">The history breaks here: the chat template rewrote what had been said, so a new sequence begins.</p>`}
+    ${sequence.breaks_history && html`<p class="break" role="note">The history breaks here: the chat template rewrote earlier messages, so a new sequence begins.</p>`}
     <header><b>Sequence ${which + 1}</b> <span>${plural(sequence.ids.length, "token")}: ${count(sampled)} sampled, ${count(sequence.ids.length - sampled)} given</span>
       ${mean != null && html`<span title="how many tokens the policy in effect chose among">mean logprob ${number(mean)}, perplexity ${number(Math.exp(-mean), 2)}</span>`}
-      ${sequence.realigned > 0 && html`<span class="badge warn" title="prompts that go on from the sampled tokens though the template would write them otherwise">realigned ${sequence.realigned}×</span>`}
+      ${sequence.realigned > 0 && html`<span class="badge warn" title="prompts that continue the sampled tokens although the template would write them differently">realigned ${sequence.realigned}×</span>`}
       ${!sequence.logprobs.length && html`<span class="badge">no logprobs</span>`}</header>
     ${sequence.logprobs.length > 40 && html`<${Minimap} sequence=${sequence} onPick=${goTo} />`}
     <div class="tokens" ref=${box} tabindex="0" role="group" aria-label="Tokens" onMouseOver=${over}>
@@ -107,7 +107,7 @@ export function Tokens({ run, at, has, version }) {
   const { data, error } = useAnswer("tokens", has ? { run, at } : null, version);
   const [tip, setTip] = useState("");
   const way = WAYS[read().params.way] ? read().params.way : "surprise";
-  if (!has) return html`<p class="none">The trace of this rollout has no tokens: its policy gave only text.</p>`;
+  if (!has) return html`<p class="none">The trace of this rollout has no tokens: its policy returned only text.</p>`;
   if (!data) return html`<${Instead} error=${error} />`;
   const scale = way === "surprise" ? ["sure", `${SURPRISE} nats`] : ["100 %", "0 %"];
   return html`<div class="token-view">
