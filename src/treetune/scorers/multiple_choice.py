@@ -159,7 +159,7 @@ class OptionReader:
 
     @cached_property
     def _names(self) -> list[tuple[str, str]]:
-        """The texts to search for in a sentence, the longest first. A letter is no name."""
+        """The texts to search for in a sentence, the longest first. A letter is not a name."""
         pairs = zip(self._options.texts, self._options.labels, strict=False)
         names = [(text.strip().rstrip(".").casefold(), label) for text, label in pairs]
         return sorted((pair for pair in names if len(pair[0]) > 1), key=lambda pair: -len(pair[0]))

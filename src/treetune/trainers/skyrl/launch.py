@@ -61,7 +61,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "trainer.max_ckpts_to_keep": Setting(
             PARTS + 1 if epochs > PARTS else None, f"SkyRL also saves at the end of each of the {epochs} epochs"
         ),
-        "trainer.ckpt_path": Setting(str(run.checkpoints), "the checkpoints of this training alone"),
+        "trainer.ckpt_path": Setting(str(run.checkpoints), "only the checkpoints of this training"),
         "trainer.resume_mode": Setting("latest" if run.resume else "none", "only --resume continues a training"),
         "trainer.export_path": Setting(str(run.validation), "the rollouts of validations, for `treetune view`"),
         "trainer.log_path": Setting(str(run.folder / "logs"), "only the logs of this training"),
