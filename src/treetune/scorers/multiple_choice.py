@@ -151,6 +151,7 @@ class OptionReader:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._labels = {label.casefold(): label for label in options.labels}
+        self._longest = 2 * max(map(len, options.texts), default=0) + 30
 
     @cached_property
     def _texts(self) -> dict[str, str]:
@@ -169,6 +170,8 @@ class OptionReader:
         said = plain(text)
         if label := self._labels.get(said.casefold()):
             return label
+        if len(said) > self._longest:
+            return None
         head = _HEAD.match(said)
         if head and (label := self._labels.get(head[1].casefold())):
             rest = said[head.end() :].strip(_DRESS)
@@ -200,11 +203,10 @@ class OptionReader:
     def verdicts(self, text: str) -> list[Statement]:
         """The sentences that choose without the word `answer`: `I'd go with C`, `That leaves B`, `B is correct`."""
         text = text[-TAIL:]
-        low = text.lower()
-        if not any(word in low for word in _CHOOSING):
-            return []
-        sentences = [one for line in text.split("\n") for one in split_sentences(line) if not _IF.match(one)]
-        return [Statement(VERDICT, one) for one in sentences if any(word in one.lower() for word in _CHOOSING)]
+        words = list(filter(text.lower().__contains__, _CHOOSING))
+        lines = text.split("\n") if words else []
+        sentences = [one for line in lines for one in split_sentences(line) if not _IF.match(one)]
+        return [Statement(VERDICT, one) for one in sentences if any(map(one.lower().__contains__, words))]
 
     def _mentions(self, text: str) -> list[Mention]:
         """Where a text names an option, by its label or its text."""
