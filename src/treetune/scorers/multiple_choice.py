@@ -151,7 +151,8 @@ class OptionReader:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._labels = {label.casefold(): label for label in options.labels}
-        self._longest = 2 * max(map(len, options.texts), default=0) + 30
+        lengths = [len(text) for text in options.texts] or [0]
+        self._shortest, self._longest = min(lengths) // 2, 2 * max(lengths) + 30
 
     @cached_property
     def _texts(self) -> dict[str, str]:
@@ -175,11 +176,15 @@ class OptionReader:
         head = _HEAD.match(said)
         if head and (label := self._labels.get(head[1].casefold())):
             rest = said[head.end() :].strip(_DRESS)
-            if not rest or (self._texts and self._texts.get(text_key(plain(rest))) == label):
+            if not rest or self._option_with(plain(rest)) == label:
                 return label
             if said[head.end(1) :][:1] in (")", "]", ".", ":"):
                 return None
-        return self._texts.get(text_key(said) or said) if self._options.texts else None
+        return self._option_with(said)
+
+    def _option_with(self, text: str) -> str | None:
+        known = self._options.texts and self._shortest <= len(text) <= self._longest
+        return self._texts.get(text_key(text) or text) if known else None
 
     def read(self, statement: Statement) -> Extraction | None:
         if label := self.label_of(statement.text):
