@@ -36,7 +36,7 @@ STDOUT = 1
 UNREACHABLE = 900
 """The library's status for an engine that does not respond."""
 GONE = (404, 409)
-"""The statuses for what the engine has removed or is about to remove."""
+"""The statuses of objects that the engine has removed or is about to remove."""
 ENGINE_REMEDY = "start the engine, or name its socket with DOCKER_HOST=unix:///path; check that this user may open it"
 
 

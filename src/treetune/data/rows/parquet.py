@@ -137,7 +137,9 @@ def _hold_exactly(values: list[Any], path: str, *, exact: bool) -> pa.Array | No
         return None  # Arrow takes minutes for thousands of keys
     try:
         array = pa.array(values)
-        if pa.struct([]) in _types_in(array.type) or is_open(array.type, path):  # parquet stores no struct without keys
+        if pa.struct([]) in _types_in(array.type) or is_open(
+            array.type, path
+        ):  # parquet cannot store a struct without keys
             return None
         column = conform(array, canonical_type(array.type))
         holds = _is_exact(column, values) if exact else not _turns_booleans(column, values)

@@ -325,8 +325,8 @@ class TrlTasks(Hooks):
         return list(kinds.values())
 
     def _rows(self, indices: Sequence[int], openings: Sequence[TaskOpening], way: Way) -> Any:
-        """Return the dataset of the tasks. Episodes are started for it only if TRL needs their observation: rollouts
-        show it to the model by themselves."""
+        """Return the dataset of the tasks. Episodes are started for it only if TRL needs their observations, because
+        rollouts show these to the model by themselves."""
         if way == "environment_factory" or (way == "reward_funcs" and not isinstance(self._episodes, LocalEpisodes)):
             return self._dataset_of(self._look_at(indices))
         if not isinstance(self._episodes, LocalEpisodes):
