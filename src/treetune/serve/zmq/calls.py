@@ -63,7 +63,7 @@ class Gate:
         if len(frames) != 5:
             raise Misused(
                 f"this server speaks protocol {PROTOCOL}: a request has four frames, not {len(frames) - 1}",
-                remedy="install the same version of treetune on both sides; docs/serving.md has the wire format",
+                remedy="install the same version of treetune on both sides; docs/serving/wire-format.md has the format",
             )
         identity, id, method, head, payload = frames
         client = self._clients.get(head) or self._read(head)

@@ -134,7 +134,7 @@ class TextArena(Taskset[TextArenaTask, TextArenaConfig]):
         config = self.config
         self._players = count_players(config.game, config.params, config.players)
         if self._players > 1 and not config.opponent:
-            why = f"{config.game} is a game for {self._players} players: the policy is player 0, the others need an opponent"
+            why = f"{config.game} is a game for {self._players} players: all but the policy need an opponent"
             raise TasksetError(why, remedy="pass --taskset.opponent random, a list of moves, or file.py:function")
         if self._players == 1 and config.opponent:
             raise ConfigError([("taskset.opponent", f"{config.game} is a game for one player")])
