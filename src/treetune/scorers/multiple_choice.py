@@ -135,7 +135,7 @@ def _find_label(truth: str, is_whole: bool, kind: str | None, options: Options) 
 
 
 LONGEST = 10_000
-"""The most characters of a statement that chooses an option."""
+"""The maximum number of characters of a statement that chooses an option."""
 
 
 class Options(NamedTuple):

@@ -37,7 +37,7 @@ FRACTION_DIGITS = 300
 SIDES = 20
 """The maximum number of equals signs in an answer."""
 LONGEST = 10_000
-"""The most characters of a statement that gives a number."""
+"""The maximum number of characters of a statement that gives a number."""
 
 
 def plain(text: str) -> str:
