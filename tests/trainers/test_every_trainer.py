@@ -30,6 +30,7 @@ from trl_speaker import Speaker, rollout
 from treetune import run_rollout
 from treetune.chat.tokens import ChatTokens, Tokens
 from treetune.core.policy import Completion, Policy, Request
+from treetune.errors import TreetuneError
 from treetune.serve.host import ModelsConfig
 from treetune.tasksets.target import load_taskset
 
@@ -205,6 +206,28 @@ def test_it_earns_the_same_with_a_stand_in(place, name, stand_ins):
     stories.check(played, STORIES[name], trains=True)
 
 
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_group_is_scored_together_in_eval_and_by_a_server(name, treetune):
+    story = STORIES[name]
+
+    async def play() -> list[Any]:
+        async with (
+            endpoint(lambda *_: answer_of(story, 0)) as (policy, _),
+            served(load_taskset(story.target), models=ModelsConfig(model="m", endpoint=policy._endpoint)) as client,
+        ):
+            return await client.run_group(await client.sample(0), 2)
+
+    assert [trace.reward for trace in asyncio.run(play())] == [story.reward] * 2
+    done = treetune("eval", story.target, "-m", "scripted:echo", "-r", "2", "--json")
+    assert done.json["mean_reward"] == story.reward, done.err
+
+
+@pytest.mark.parametrize("door", ["HTTP", "ZMQ"])
+def test_an_episode_that_only_a_group_could_score_is_refused_at_its_start(door):
+    with pytest.raises(TreetuneError, match="scored with its group"):
+        doors.play(door, STORIES["a group alone"].target, 0, ["more"])
+
+
 @alike
 @given(drawn=random_environments.stories)
 @pytest.mark.parametrize("place", [*HERE, "TRL", "slime"])
@@ -286,7 +309,7 @@ def test_a_group_is_scored_together_in_a_trainer(trainer, way, name, trainers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trainer", ["SkyRL", "verifiers"])
+@pytest.mark.parametrize("trainer", ["SkyRL", "AReaL", "verifiers"])
 def test_a_group_is_refused_by_a_trainer_that_plays_episodes_alone(trainer, trainers):
     refused = trainers.play(trainer, STORIES["a group alone"], "").refused
     assert refused is not None
