@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import sides
 import venvs
 from packing import MANY
 from tokenizers_side import BOUNDED, TOKENIZERS
@@ -34,32 +36,12 @@ def test_lengths_are_the_tokenizers_own(name, lengths):
 
 
 @pytest.fixture(scope="module")
-def skyrl() -> Path:
-    return venvs.venv(*venvs.SKYRL)
-
-
-@pytest.fixture(scope="module")
-def model(skyrl: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    venvs.run(skyrl, SUPPORT / "tiny_model.py", folder)
-    return folder
-
-
-@pytest.fixture
-def ask(skyrl, model, tmp_path):
-    def ask(what: str, *files: Path) -> Any:
-        printed = venvs.run(
-            skyrl,
-            SUPPORT / "prompt_side.py",
-            what,
-            model,
-            *files,
-            TREETUNE_TASK_CACHE_DIR=str(tmp_path / "cache"),
-            HF_HOME=str(tmp_path / "library"),
-        )
-        return json.loads(printed.splitlines()[-1])
-
-    return ask
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """Asks `skyrl_side.py`."""
+    folder = tmp_path_factory.mktemp("program")
+    venvs.run(venvs.venv(*venvs.SKYRL), SUPPORT / "tiny_model.py", folder / "model")
+    with sides.open_side(venvs.SKYRL, "skyrl_side.py", folder, HF_HOME=str(folder / "library")) as program:
+        yield lambda what, *files: program(what, request={"model": "model", "files": list(map(str, files))})
 
 
 @pytest.fixture
