@@ -192,7 +192,7 @@ def test_rows_cannot_be_compared_with_each_other(treetune, tmp_path):
     path.write_text(json.dumps({"train_tasks": [node]}))
     refused = treetune("build", "tasks.yaml")
     assert refused.code == 2
-    assert "only scores groups, and a row is scored alone" in refused.err
+    assert "only scores groups, and here each" in refused.err
     with raises_code("usage", "treetune serve"):
         taskset_of(describe_scorer(judge(model=named("Fair"), method="pairwise")))
 
