@@ -498,7 +498,7 @@ def as_printed(tmp_path, monkeypatch):
 
 def test_a_file_of_that_name_that_is_not_ours_stays(tmp_path):
     (tmp_path / "task_server.py").write_text("mine = 1\n")
-    with pytest.raises(UsageError, match="is not ours"):
+    with pytest.raises(UsageError, match="did not write it"):
         write_alias(str(tmp_path))
     assert (tmp_path / "task_server.py").read_text() == "mine = 1\n"
 
