@@ -91,7 +91,7 @@ def test_rows_to_validate_with_are_held_out(planned, trainer, target, arguments,
 @pytest.mark.parametrize("trainer", ["verl", "skyrl", "trl", "slime", "areal"])
 @pytest.mark.parametrize(
     ("target", "arguments", "why"),
-    [("numbers_of.py:Few", [], "2 tasks are too few"), ("numbers_of.py:Numbers", ["--val", "0"], "--val 0")],
+    [("numbers_of.py:Few", [], "too few tasks (2)"), ("numbers_of.py:Numbers", ["--val", "0"], "--val 0")],
 )
 def test_a_training_without_validation_says_why(planned, trainer, target, arguments, why):
     plan = planned(trainer, target, *arguments)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from types import SimpleNamespace
 
 import pytest
 from chat_templates import Letters, plain
 
 from treetune.chat.tokens import Prompt
-from treetune.serve import ServeError
 from treetune.trainers import lengths
-from treetune.trainers.lengths import Lengths
+from treetune.trainers.lengths import Lengths, load_model
 from treetune.trainers.verl.rollouts import ModelCalls
 
 CODE = """
@@ -121,10 +121,8 @@ def test_a_model_that_no_prompt_fits_is_refused(planned, treetune, trainer):
 
 
 def test_a_plan_without_a_tokenizer_says_that_nothing_was_measured(planned, monkeypatch):
-    def missing(_):
-        raise ServeError("transformers is not installed")
-
-    monkeypatch.setattr(lengths, "load_model", missing)
+    monkeypatch.setattr(lengths, "load_model", load_model)
+    monkeypatch.setitem(sys.modules, "transformers", None)
     assert planned("verl", "Long")["data"]["lengths"] == "not measured: transformers is not installed"
 
 

@@ -96,7 +96,7 @@ def choose(uids: Iterable[str], size: int, share: int = SHARE) -> frozenset[str]
 
 def describe(held: int, size: int, distinct: int) -> str:
     if not held:
-        return f"{NONE}{plural(distinct, 'task')} are too few to hold any out; declare val_tasks"
+        return f"{NONE}too few tasks ({distinct:,}) to hold any out; declare val_tasks"
     fifth = f", a fifth of {distinct:,}" if held < size else ""
     return f"{plural(held, 'task')} that are held out of the training{fifth}"
 

@@ -104,7 +104,7 @@ def load_model(model: str) -> tuple[Any, int | None]:
     try:
         from transformers import AutoConfig
     except ImportError:
-        raise MissingExtraError.of("transformers is not installed", "local") from None
+        raise MissingExtraError.of("transformers", "local") from None
     tokenizer = load_tokenizer(model)
     place = Path(model).expanduser()
     try:
