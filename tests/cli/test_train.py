@@ -22,7 +22,7 @@ from raising import raises_code
 
 from treetune.core.contract import SCORED_ALONE
 from treetune.trainers import launch
-from treetune.trainers.areal.__main__ import make_rows, serve
+from treetune.trainers.areal.__main__ import make_rows, read_arguments, serve
 from treetune.trainers.launch import TRAINERS, Launch, Setting, TrainRequest, as_text, merge, plan
 from treetune.trainers.verl import DEFAULT_LOOP, LOOPS
 
@@ -148,6 +148,42 @@ def test_verl_is_told_how_our_loop_plays_and_who_else_scores(folder, treetune):
     assert "did you mean 'max_turns'" in result.err
 
 
+OWN = ("max_turns=3", "turn_discount=0.9")
+
+
+def test_every_trainer_takes_a_turn_limit_and_a_discount_of_the_users(folder, treetune):
+    def train(trainer, *words, said="contract: max_turns=3, turn_discount=0.9, as you set it; a lower turn limit"):
+        result = treetune("train", trainer, "kinds_of.py:Countdowns", *words, "--dry-run", "--json")
+        assert result.code == 0, result.err
+        assert said in "\n".join(f"{key}: {value}" for key, value in result.json["data"].items())
+        return result.json
+
+    (folder / "mine.yaml").write_text("{other: 1, treetune: {tries: 4, max_turns: 9}}")
+    own = {"max_turns": 3, "turn_discount": 0.9}
+    for trainer in ("trl", "areal"):
+        assert set(OWN) <= set(train(trainer, *OWN)["command"])
+    (loop,) = yaml.safe_load(Path(train("verl", *OWN)["config"][LOOPS]).read_text())
+    assert loop.items() >= own.items()
+    written = train("slime", *OWN, f"custom-config-path={folder / 'mine.yaml'}")["config"]["custom-config-path"]
+    assert yaml.safe_load(Path(written).read_text()) == {"other": 1, "treetune": {"tries": 4, **own}}
+    assert train("skyrl", OWN[0], said="contract: max_turns=3")["config"]["generator.max_turns"] == "3"
+
+
+def test_verl_plays_single_answers_by_our_loop_if_their_discount_is_the_users(folder, treetune):
+    result = treetune("train", "verl", "kinds_of.py:Doubles", "turn_discount=0.9", "--dry-run", "--json")
+    assert result.code == 0, result.err
+    assert result.json["config"][DEFAULT_LOOP] == "treetune"
+    (loop,) = yaml.safe_load(Path(result.json["config"][LOOPS]).read_text())
+    assert loop["turn_discount"] == 0.9
+
+
+def test_areals_workflow_gets_the_users_turn_limit_and_discount():
+    words = ["arithmetic", "--config", "c.yaml", "actor.path=M", *OWN]
+    request, rest = read_arguments(words)
+    assert request.own == {"max_turns": 3, "turn_discount": 0.9}
+    assert rest == ["--config", "c.yaml", "actor.path=M"]
+
+
 def test_trl_plays_the_tasks_themselves(folder, treetune):
     result = treetune(
         "train", "trl", "kinds_of.py:Countdowns", "--taskset.shuffle.seed", "1", "--steps", "2", "-m", "M", "-n", "2",
@@ -268,6 +304,10 @@ def test_keys_of_the_target_are_the_targets(folder, treetune):
         (["trl", "kinds_of.py:Dubles"], "did you mean 'Doubles'"),
         (["slime", "no_such.yaml"], "No such file"),
         (["areal", "arithmetic", "-n", "4", "--taskset.levl", "3"], "did you mean 'level'"),
+        (["areal", "arithmetic", "-n", "4", "max_turns=0"], "max_turns"),
+        (["trl", "arithmetic", "-n", "4", "turn_discount=2"], "turn_discount"),
+        (["skyrl", "kinds_of.py:Countdowns", "turn_discount=0.9"], "CONTRACT"),
+        (["skyrl", "kinds_of.py:Countdowns", "max_turns=1"], "2 or more"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_remedy(folder, treetune, arguments, said):

@@ -8,6 +8,7 @@ A `Speaker` stands in for the inference engine, because that needs a GPU; everyt
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import json
 import logging
@@ -192,6 +193,26 @@ def test_the_discount_is_that_of_the_seed_or_none(tokenizer, minimal):
     assert reward(turn_discount=0.9) == pytest.approx(0.81)
     assert reward(turn_discount=1.0) == 1.0
     assert reward() == pytest.approx(0.95**2)  # the server declares nothing
+
+
+def test_the_command_takes_a_turn_limit_and_a_discount_of_the_users(tokenizer, minimal, tmp_path, monkeypatch):
+    """AReaL's loader reads the config that is planned. The trainer needs GPUs: one that plays one episode stands in."""
+    tokenizer.save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    played, answers = [], iter([("3", "7"), ("3", "4", "7")])
+
+    class Trainer(contextlib.nullcontext):
+        def __init__(self, config, train_dataset, valid_dataset):
+            super().__init__(self)
+
+        def train(self, workflow, workflow_kwargs):
+            played.append(play(import_from_string(workflow)(**workflow_kwargs), guess(tokenizer, *next(answers))))
+
+    monkeypatch.setattr("areal.PPOTrainer", Trainer)
+    for _ in range(2):
+        planned = sides.plan("areal", minimal[0], tmp_path / "model", "max_turns=2", "turn_discount=0.9", num_tasks=4)
+        starting.run(planned["command"][3:])
+    assert [trajectory["rewards"].item() for trajectory in played] == [pytest.approx(0.81), 0.0]
 
 
 def test_hooks_replace_what_they_say(tokenizer, minimal):

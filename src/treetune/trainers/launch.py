@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from treetune.config.interpolation import escape_text
-from treetune.config.structs import load_yaml
+from treetune.config.interpolation import escape_text, override_values
+from treetune.config.structs import convert, load_yaml
 from treetune.core.fingerprint import taskset_fingerprint
 from treetune.core.from_config import build_taskset
 from treetune.core.mixture import parts_of
@@ -33,6 +33,7 @@ from treetune.core.taskset import Taskset
 from treetune.data.rows.scorer import refuse_groups
 from treetune.errors import TreetuneError, UnknownNameError, UsageError, did_you_mean, plural
 from treetune.tasksets.target import is_server, locate, read_target
+from treetune.trainers.episodes import EpisodeSettings
 from treetune.trainers.held_out import NONE, HeldOut, hold_out, hold_out_rows
 from treetune.trainers.lengths import Lengths
 from treetune.trainers.train_run import Beginning, TrainRun, absolute
@@ -57,6 +58,8 @@ _OTHERWISE = {
 _RESUMED = ("trainer.resume_from_path", "trainer.resume_path", "resume_from_checkpoint", "load")
 """Keys of the trainers that name a checkpoint to continue from."""
 AS_SET = "as you set it"
+OWN = ("max_turns", "turn_discount")
+"""Keys that every trainer's command takes besides its own: what a user sets in place of the tasks' contract."""
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
 
 
@@ -86,7 +89,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     taskset: Mapping[str, str] = {}
     """Dotted overrides of the target's own keys."""
     overrides: Sequence[str] = ()
-    """The trainer's own keys, as `KEY=VALUE`; they override the plan."""
+    """The trainer's own keys, as `KEY=VALUE`, which override the plan, and those of `OWN`."""
     val: int = 64
     """How many tasks to hold out for validation, if the target declares none."""
     log: Sequence[str] = ()
@@ -96,6 +99,19 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     resume: bool = False
     trust: bool = False
     cache_dir: Path | None = None
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """The turn limit and the discount that the user sets, if any."""
+        pairs = map(split_override, self.overrides)
+        own = override_values({}, {key: value for key, value in pairs if key in OWN})
+        convert(own, EpisodeSettings, source="the command line")  # raises if they are invalid
+        return {key: value for key, value in own.items() if value is not None}
+
+    @property
+    def theirs(self) -> list[str]:
+        """The trainer's own keys."""
+        return [word for word in self.overrides if word.partition("=")[0] not in OWN]
 
     def count_epochs(self, key: str, default: int, per_epoch: int) -> int:
         """Return the number of epochs, by default as many as `steps` takes."""
@@ -244,6 +260,9 @@ def plan(trainer: str, request: TrainRequest) -> Launch:
         raise UsageError(
             f"{tasks.train.name} is endless: how many tasks should it train on?", remedy="pass --num-tasks (-n)"
         )
+    if own := request.own:
+        set_here = ", ".join(f"{key}={value}" for key, value in own.items())
+        launch.data["contract"] = f"{set_here}, {AS_SET}; a lower turn limit of the tasks stays"
     for key in _RESUMED:
         if key in launch.config and key in launch.reasons and launch.reasons[key] == AS_SET:
             run.check_origin(Path(launch.config[key]))

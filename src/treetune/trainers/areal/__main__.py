@@ -3,7 +3,8 @@
     python -m treetune.trainers.areal TARGET [--num-tasks=N] [--val=N] [--taskset.KEY=VALUE] --config FILE [KEY=VALUE]
 
 TARGET is a task server's address. Any other TARGET is served for the duration of the training; its rollouts are written
-to `rollouts` and `validation` in AReaL's `cluster.fileroot`. Keys are AReaL's own.
+to `rollouts` and `validation` in AReaL's `cluster.fileroot`. Keys are AReaL's own, plus ours: `max_turns`,
+`turn_discount`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from treetune.system.threads import run_in_background
 from treetune.tasksets.target import is_server
 from treetune.trainers.held_out import hold_out
 from treetune.trainers.launch import (
+    OWN,
     TrainRequest,
     declares_lists,
     keys_of_split,
@@ -56,13 +58,15 @@ def run(arguments: Sequence[str]) -> None:
         else:
             rows, validation, declared = select_rows(request)
             url = servers.enter_context(serve(request, "train", folder / ROLLOUTS))
-        options: dict[str, Any] = {"workflow": WORKFLOW, "workflow_kwargs": describe(config, config.gconfig, url)}
+        own = request.own
+        options: dict[str, Any] = {"workflow": WORKFLOW, "workflow_kwargs": describe(config, config.gconfig, url) | own}
         if validation is None:
             config.valid_dataset = None
         else:
             apart = servers.enter_context(serve(request, "val" if declared else "train", folder / VALIDATION))
             config.eval_gconfig = config.eval_gconfig.new(n_samples=1)
-            options |= {"eval_workflow": WORKFLOW, "eval_workflow_kwargs": describe(config, config.eval_gconfig, apart)}
+            evaluation = describe(config, config.eval_gconfig, apart) | own
+            options |= {"eval_workflow": WORKFLOW, "eval_workflow_kwargs": evaluation}
         with PPOTrainer(config, train_dataset=rows, valid_dataset=validation) as trainer:
             trainer.train(**options)
 
@@ -86,8 +90,9 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainRequest, list[str]]:
         num_tasks=int(ours["--num-tasks"]) if "--num-tasks" in ours else None,
         val=int(ours.get("--val", "0")),
         taskset=dict(split_override(word.removeprefix("--")) for word in of_target),
+        overrides=[word for word in rest if not word.startswith("-") and "=" in word],
     )
-    return request, rest
+    return request, [word for word in rest if word.partition("=")[0] not in OWN]
 
 
 def read_config(words: Sequence[str]) -> Any:

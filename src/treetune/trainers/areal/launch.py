@@ -90,4 +90,4 @@ def read_defaults(config: Mapping[str, str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     found: dict[str, Any] = OmegaConf.to_container(OmegaConf.structured(GRPOConfig))  # type: ignore[assignment]
-    return found
+    return found | dict.fromkeys(launch.OWN)

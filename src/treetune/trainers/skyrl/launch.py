@@ -13,7 +13,7 @@ from treetune.data.rows.agent_column import is_silent, row_needs_loop
 from treetune.data.rows.formats import FORMATS
 from treetune.data.rows.scorer import ScoredBy, taskset_of, with_type
 from treetune.data.sources.names import File, FileKind
-from treetune.errors import TreetuneError
+from treetune.errors import TreetuneError, UsageError
 from treetune.trainers import launch
 from treetune.trainers.launch import Launch, Setting, TargetTasks, TrainRequest
 from treetune.trainers.lengths import count_longer, measure
@@ -35,7 +35,13 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     steps = min(epochs * per_epoch, request.steps or epochs * per_epoch)
     every, tenth = interval(steps), describe_interval(steps)
     built = [file.path for split in files.values() for file in split]
-    turns = most_turns(built)
+    declared = most_turns(built)
+    turns = min(declared, request.own.get("max_turns", declared))
+    if turns == 1 < declared:
+        raise UsageError("max_turns=1: SkyRL takes 1 for no limit of yours", remedy="pass 2 or more")
+    if "turn_discount" in request.own:
+        remedy = "declare it where the tasks are: CONTRACT = Contract(turn_discount=...)"
+        raise UsageError("turn_discount: SkyRL's environments take it from the tasks", remedy=remedy)
     lengths = measure(tasks.train, request.model, request.num_tasks)
     prompts = lengths.prompt_limit(LENGTH) or LENGTH
     longer = count_longer(lengths, launch.paths(files, "train"), request.model, prompts)
@@ -48,7 +54,10 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "trainer.placement.policy_num_gpus_per_node": Setting(gpus, at_hand),
         "trainer.placement.ref_num_gpus_per_node": Setting(gpus, at_hand),
         "generator.inference_engine.num_engines": Setting(gpus, at_hand),
-        "generator.max_turns": Setting(turns if turns > 1 else None, "the most turns that the tasks declare"),
+        "generator.max_turns": Setting(
+            turns if turns > 1 else None,
+            "the most turns that the tasks declare" if turns == declared else launch.AS_SET,
+        ),
         "trainer.max_prompt_length": Setting(lengths.prompt_limit(LENGTH), lengths.what),
         "generator.max_input_length": Setting(several and prompts + several, "a prompt and all turns of an episode"),
         "trainer.train_batch_size": Setting(batch, "no more than there are tasks: SkyRL drops an incomplete batch"),
@@ -69,7 +78,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "trainer.project_name": Setting("treetune", "names the project in loggers"),
         "trainer.run_name": Setting(run.name, "tasks, model and a hash of the plan"),
     }
-    config = launch.merge(planned, request.overrides)
+    config = launch.merge(planned, request.theirs)
     named_files = [
         *(f"tasks={path}" for path in launch.paths(files, "train")),
         *(f"val_tasks={path}" for path in launch.paths(files, "val")),

@@ -213,7 +213,7 @@ def _write_for_slime(dataset: Any) -> None:
     """Write the file that slime's own reader needs, for an evaluation dataset that is a taskset."""
     target, first, last = _SLICE.fullmatch(str(dataset.path)).groups()  # type: ignore[union-attr]
     if target.endswith(_READ_BY_SLIME):
-        if Path(target).parent == _rows_folder():
+        if Path(target).parent == cache_folder():
             _read_as_ours(dataset)
         return
     taskset = load_taskset(target, split="val")
@@ -233,13 +233,13 @@ def write_rows(taskset: Taskset[Any, Any], first: int = 0, last: int | None = No
     """Write tasks as rows that slime reads, to the cache folder."""
     tasks = islice(taskset.draw(last), first, last)
     lines = b"".join(msgspec.json.encode(_fields_of(taskset, task)) + b"\n" for task in tasks)
-    path = _rows_folder() / f"{digest(lines.decode())}.jsonl"
+    path = cache_folder() / f"{digest(lines.decode())}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lines)
     return path
 
 
-def _rows_folder() -> Path:
+def cache_folder() -> Path:
     return default_cache_dir() / "slime"
 
 

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from treetune.config.structs import load_yaml
 from treetune.errors import UsageError
+from treetune.system.digest import digest
+from treetune.system.folders import write_atomically
 from treetune.tasksets.target import refuse_server
 from treetune.trainers import launch
 from treetune.trainers.launch import Launch, Setting, TargetTasks, TrainRequest
 from treetune.trainers.lengths import measure
-from treetune.trainers.slime.data import HELD_OUT, write_rows
+from treetune.trainers.slime.data import HELD_OUT, cache_folder, write_rows
 from treetune.trainers.train_run import TrainRun, describe_interval, interval
 
 BATCH, GROUP, STEPS = 32, 8, 100
+SETTINGS = "custom-config-path"
+"""slime's key for the YAML file with our settings."""
 
 
 def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
@@ -63,7 +72,12 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "n-samples-per-eval-prompt": Setting(1 if held.val else None, "one rollout a task"),
         "load": Setting(str(run.checkpoints) if run.resume else None, "--resume"),
     }
-    given = [override.replace("_", "-", override.partition("=")[0].count("_")) for override in request.overrides]
+    given = [override.replace("_", "-", override.partition("=")[0].count("_")) for override in request.theirs]
+    if request.own:
+        mine = [value for key, value in map(launch.split_override, given) if key == SETTINGS]
+        given = [override for override in given if not override.startswith(f"{SETTINGS}=")]
+        path = write_settings(request.own, mine[-1] if mine else None)
+        planned[SETTINGS] = Setting(str(path), "max_turns and turn_discount, as you set them")
     config = launch.merge(planned, given)
     if validation is not None and "eval-prompt-data" not in config:
         config["eval-prompt-data"] = validation
@@ -80,6 +94,16 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         saved="checkpoints/iter_{before:07d}",
         command=[sys.executable, str(find_script()), *options(config)],
     )
+
+
+def write_settings(own: Mapping[str, Any], others: str | None) -> Path:
+    """Write a file of settings to the cache folder: those of the user's file, and our keys in its `treetune`."""
+    settings = load_yaml(others, interpolates=False) if others else {}
+    settings["treetune"] = {**(settings.get("treetune") or {}), **own}
+    path = cache_folder() / f"{digest(settings)}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, msgspec.yaml.encode(settings))
+    return path
 
 
 def find_script() -> Path:

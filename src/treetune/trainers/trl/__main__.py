@@ -3,7 +3,7 @@
     python -m treetune.trainers.trl TARGET [--taskset.KEY=VALUE] model=MODEL [KEY=VALUE]...
 
 Keys are those of `GRPOConfig`, plus ours: `num_tasks`, `val` (how many tasks to hold out for validation), `max_turns`,
-and `trainer=async` for AsyncGRPO with the vLLM server that `vllm_server_base_url` names.
+`turn_discount`, and `trainer=async` for AsyncGRPO with the vLLM server that `vllm_server_base_url` names.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ def run(arguments: Sequence[str]) -> Any:
     # HF's trainers take the checkpoint as an argument of `train`, and leave the key to their caller.
     checkpoint = find_checkpoint(args)
     count = int(ours["num_tasks"]) if "num_tasks" in ours else None
-    settings: dict[str, Any] = {"max_turns": int(ours["max_turns"])} if "max_turns" in ours else {}
     size = int(ours.get("val", "0"))
-    request = TrainRequest(target=target, build=lambda _: {}, num_tasks=count, taskset=of_target, val=size)
+    words = [f"{key}={value}" for key, value in ours.items()]
+    request = TrainRequest(
+        target=target, build=lambda _: {}, num_tasks=count, taskset=of_target, val=size, overrides=words
+    )
     tasks, count, validation = select_tasks(request)
-    with TrlTasks(tasks, **settings) as bridge:
+    with TrlTasks(tasks, **request.own) as bridge:
         bridge.on_played = write_rollouts(count if validation else None)
         if ours.get("trainer") == "async":
             options = bridge.async_trainer_arguments(model, args, count)

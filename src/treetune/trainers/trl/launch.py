@@ -18,7 +18,7 @@ from treetune.trainers.train_run import PARTS, TrainRun
 
 NEWEST = "checkpoint-*/trainer_state.json"
 """The files that complete checkpoints have, in `output_dir`."""
-OURS = ("trainer", "num_tasks", "val", "max_turns")
+OURS = ("trainer", "num_tasks", "val", *launch.OWN)
 """Keys of `python -m treetune.trainers.trl` that are not TRL's."""
 
 

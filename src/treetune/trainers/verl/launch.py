@@ -29,16 +29,18 @@ BATCH, EPOCHS = 64, 30
 
 
 def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
-    """Plan a training. Overrides that begin with `treetune_loop.` belong to our agent loop, all others to verl."""
+    """Plan a training. Overrides that begin with `treetune_loop.` belong to our agent loop."""
     files, validation = launch.with_validation(request, request.build("verl"), tasks, "verl")
     given = OmegaConf.from_dotlist([f"{key.lstrip('+')}={value}" for key, value in _pairs(request)])
+    settings = (plain_values(OmegaConf.select(given, SETTINGS)) or {}) | request.own
     batch, validates = launch.batch_size(files, request.given("data.train_batch_size", BATCH)), bool(files.get("val"))
     per_epoch = launch.count_rows(files) // batch
     epochs = request.count_epochs("trainer.total_epochs", EPOCHS, per_epoch)
     steps = request.steps or epochs * per_epoch
     every, tenth = interval(steps), describe_interval(steps)
+    named = _names_loop(files)
     silent = any(says_nothing(file.path) for found in files.values() for file in found)
-    loop = silent or _names_loop(files)
+    loop = silent or named or bool(settings)
     lengths = measure(tasks.train, request.model, request.num_tasks)
     prompts = lengths.prompt_limit(LENGTH) or LENGTH
     longer = count_longer(lengths, launch.paths(files, "train"), request.model, prompts)
@@ -80,12 +82,12 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         planned["reward.custom_reward_function.path"] = Setting(OURS, why)
         planned["reward.custom_reward_function.name"] = Setting("compute_score", why)
     if loop:
-        settings = plain_values(OmegaConf.select(given, SETTINGS)) or {}
         loops = str(write_loops(settings, OmegaConf.select(given, LOOPS)))
         planned[LOOPS] = Setting(loops, "the tasks' episodes may have several turns or tools")
-    if silent:
-        planned[DEFAULT_LOOP] = Setting(LOOP, "the tasks do not say whether they have several turns")
-    overrides = [text for text in request.overrides if not text.startswith(f"{SETTINGS}.")]
+    if silent or (not named and settings):
+        why = "the tasks do not say whether they have several turns" if silent else "your settings of our agent loop"
+        planned[DEFAULT_LOOP] = Setting(LOOP, why)
+    overrides = [text for text in request.theirs if not text.startswith(f"{SETTINGS}.")]
     config = launch.merge(planned, [text for text in overrides if not (LOOPS in planned and text.startswith(LOOPS))])
     reasons = launch.reasons(planned, config)
     return Launch(
@@ -116,7 +118,7 @@ def read_defaults(config: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _pairs(request: TrainRequest) -> list[tuple[str, str]]:
-    return [launch.split_override(text) for text in request.overrides if not text.startswith("~")]
+    return [launch.split_override(text) for text in request.theirs if not text.startswith("~")]
 
 
 def _names_loop(files: Files) -> bool:
