@@ -253,7 +253,9 @@ def _ways(scorer: Scorer, task: Task) -> Iterator[str]:
         return
     place = scorer.answer or asked_form(prompt)
     fill = (lambda said: said) if place is None else place.fill
-    yield from (fill(f"**{text}**"), fill(f"{text}."))
+    if place is None or not place.boxed:  # LaTeX has no Markdown in it
+        yield fill(f"**{text}**")
+    yield fill(f"{text}.")
     if place is not None:
         return
     yield f"\\boxed{{{text}}}"
