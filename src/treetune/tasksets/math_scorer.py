@@ -61,7 +61,7 @@ def read_formula(statement: Statement) -> Extraction | None:
         text = _IS.sub("", text)
         if statement.form in SENTENCES and (hedged(text) or denied(text) or not _MATHS.search(text)):
             return Extraction(plain(text), value=text) if statement.form == WHOLE else None
-    return Extraction(text.strip(), value=text) if plain(text) else None
+    return Extraction(text.strip().removesuffix("."), value=text) if plain(text) else None
 
 
 def _means(said: str, truth: str) -> bool:
