@@ -19,9 +19,18 @@ from treetune.core.task import Task
 from treetune.errors import ConfigError, TasksetError
 from treetune.scorers.reading.extraction import Mention, extract, settle
 from treetune.scorers.reading.numerals import plain
-from treetune.scorers.reading.statements import ALONE, TAIL, VERDICT, Extraction, Statement, split_sentences
+from treetune.scorers.reading.statements import (
+    ALONE,
+    TAIL,
+    VERDICT,
+    Extraction,
+    Statement,
+    find_words,
+    sentence_begin,
+    sentence_end,
+)
 from treetune.scorers.reading.wording import text_key
-from treetune.scorers.reading.words import LISTS, listed
+from treetune.scorers.reading.words import LISTS, Phrases, listed
 from treetune.scorers.scorer import Scorer, judged, require_truths
 
 _ANY_OF = "choice: a ground truth is a list of options, any of which is right; all: true if all must be chosen"
@@ -151,6 +160,7 @@ class OptionReader:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._labels = {label.casefold(): label for label in options.labels}
+        self._label_pattern = _label_pattern(tuple(self._labels.values()))
         lengths = [len(text) for text in options.texts] or [0]
         self._shortest, self._longest = min(lengths) // 2, 2 * max(lengths) + 30
 
@@ -208,10 +218,15 @@ class OptionReader:
     def verdicts(self, text: str) -> list[Statement]:
         """The sentences that choose without the word `answer`: `I'd go with C`, `That leaves B`, `B is correct`."""
         text = text[-TAIL:]
-        words = list(filter(text.lower().__contains__, _CHOOSING))
-        lines = text.split("\n") if words else []
-        sentences = [one for line in lines for one in split_sentences(line) if not _IF.match(one)]
-        return [Statement(VERDICT, one) for one in sentences if any(map(one.lower().__contains__, words))]
+        found, end = [], 0
+        for place in find_words(_CHOOSING, text):
+            if place >= end:
+                begin = max(text.rfind("\n", 0, place) + 1, sentence_begin(text, place + 1))
+                end = sentence_end(text, place)
+                said = text[begin:end].partition("\n")[0].strip()
+                if not _IF.match(said):
+                    found.append(Statement(VERDICT, said))
+        return found
 
     def _mentions(self, text: str) -> list[Mention]:
         """Where a text names an option, by its label or its text."""
@@ -227,15 +242,26 @@ class OptionReader:
                 ):
                     found.append(Mention(begin, end, label, label))
                 begin = low.find(name, end)
-        for match in _LABEL.finditer(text):
+        for match in self._label_pattern.finditer(text):
             begin, end = match.span()
-            label = self._labels.get(match[0].casefold(), "")
-            if label == match[0] and not any(one.begin <= begin < one.end for one in found):
+            label = match[0]
+            if not any([one.begin <= begin < one.end for one in found]):
                 ahead = text[max(0, begin - 20) : begin]
                 in_list = bool(found) and _IN_LIST.fullmatch(text, found[-1].end, begin) is not None
                 if _is_label(label, ahead, text[end : end + 20], in_list):
                     found.append(Mention(begin, end, label, label))
         return sorted(found)
+
+
+@lru_cache(maxsize=256)
+def _label_pattern(labels: tuple[str, ...]) -> re.Pattern[str]:
+    """Finds labels of at most three letters and digits, as words."""
+    known = [label for label in labels if label.isascii() and label.isalnum() and len(label) <= 3]
+    if all(len(label) == 1 for label in known):  # faster: a set of characters first, then what is before it
+        words = rf"[{''.join(known)}](?<![^\W_].)(?<!\w[-/.].)" if known else "(?!)"
+    else:
+        words = rf"(?<![^\W_])(?<!\w[-/.])(?:{'|'.join(known)})"
+    return re.compile(rf"{words}(?![^\W_]|['’/+#-]\w|[+#]|\.\d|\s?=)", re.ASCII)
 
 
 option_reader = lru_cache(maxsize=4096)(OptionReader)
@@ -274,7 +300,6 @@ _HEAD = re.compile(
     r"[*_\"']*([A-Za-z0-9]{1,3})(?![A-Za-z0-9'’/+#])[*_\"']*[)\]}]?[*_]*",
     re.I,
 )
-_LABEL = re.compile(r"(?<![^\W_])(?<![\w][-/.])[A-Za-z0-9]{1,3}(?![^\W_]|['’/+#-]\w|[+#]|\.\d|\s?=)", re.ASCII)
 _BEFORE_LABEL, _BEFORE_NUMBER = (frozenset(listed(LISTS["options"][key])) for key in ("before_label", "before_number"))
 _GOES_ON = re.compile(rf"\s\d|\s(?!(?:{'|'.join(listed(LISTS['options']['after_label']))})\b)[a-z]|\s?[-/]")
 _BEFORE_LABEL_ASIAN = tuple("选 是 为 項 项 は 选择 ： : 。 ， . ! ? , — – →".split())
@@ -282,4 +307,4 @@ _IN_LIST = re.compile(
     r"[\s)\]*_\"']{0,4}(?:,|/|&|\||\+|;|\band\b|\bor\b|\bund\b|\bet\b|\by\b|和|或|、|\s)\s?[\s(\[*_\"']{0,4}"
 )
 _IF = re.compile(r"(?:if|whether|why|suppose|wenn|falls|si|если|如果)\b", re.I)
-_CHOOSING = listed(LISTS["options"]["choosing"])
+_CHOOSING = Phrases(listed(LISTS["options"]["choosing"]))

@@ -146,10 +146,12 @@ def _read_word(text: str, begin: int, end: int) -> Mention | None:
         return None
     value = read_number(said)
     ahead, behind = text[max(0, begin - 30) : begin].lower(), text[end : end + 30].lower()
-    *_, last = ["", *words_of(ahead)]
-    if last in _NEGATIVE and ahead.rstrip().endswith(last):
+    *_, tail = ["", *ahead.split()]
+    last = words_of(tail)[-1] if tail[-1:].isalpha() else ""
+    if last in _NEGATIVE:
         said, value = f"-{said}", None if value is None else 0 - value
-    if (last in _LIMITS and ahead.rstrip().endswith(last)) or _CHANGED.match(behind) or _COMPARED.search(ahead):
+    compared = tail.endswith(_COMPARING) or (tail in ("to", "of") and _UP_TO.search(ahead))
+    if compared or last in _LIMITS or _CHANGED.match(behind):
         value = None
     return Mention(begin, end, value, said)
 
@@ -246,7 +248,8 @@ _LETTERS = "mglLshdΩ"
 _NO_UNIT = frozenset(listed(" ".join(LISTS[name] for name in ("no_unit", "open", "magnitudes"))))
 _NEGATIVE = ("minus", "negative")
 _LIMITS = frozenset(listed(LISTS["limits"]))
-_COMPARED = re.compile(r"(?:[<>≤≥±√]|\\(?:pm|sqrt|leq?|geq?|lt|gt)|(?<![a-z]s )\bup to|\bhalf of)\s*$")
+_COMPARING = tuple(r"< > ≤ ≥ ± √ \pm \sqrt \le \leq \ge \geq \lt \gt".split())
+_UP_TO = re.compile(r"(?:(?<![a-z]s )\bup to|\bhalf of)\s*$")
 _CHANGED = re.compile(
     rf"[\s*_$-]*(?:(?:{'|'.join(listed(LISTS['magnitudes']))})\b|(?:and|&) (?:a|an|one) (?:half|third|quarter|fifth)\b"
     r"|[万亿千百])"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from treetune.scorers.reading.words import LISTS, denied, either, hedged, listed, polite, refused, words_of
+from treetune.scorers.reading.words import LISTS, Phrases, denied, either, hedged, listed, polite, refused, words_of
 
 HEAD, TAIL = 400, 1000
 """How many characters at the beginning and at the end of a reply may have a sentence with the word `answer`."""
@@ -183,12 +183,15 @@ def explicit_statements(text: str) -> list[Statement]:
 
 def _places(text: str) -> list[int]:
     """The places of a word for `answer`, near the beginning and the end of a text."""
-    low = text.lower()
-    if len(low) != len(text):  # a letter that is two in lower case
-        low = text
-    near = low if len(low) <= HEAD + TAIL else f"{low[:HEAD]}{chr(0) * (len(low) - HEAD - TAIL)}{low[-TAIL:]}"
-    words = [word for word in (_ANSWER if text.isascii() else _ANSWER_ALL) if word in near]
-    return sorted(match.start() for word in words for match in re.finditer(word, near))
+    between = len(text) - HEAD - TAIL
+    near = text if between <= 0 else f"{text[:HEAD]}{chr(0) * between}{text[-TAIL:]}"
+    return find_words(_ANSWER, near)
+
+
+def find_words(words: Phrases, text: str) -> list[int]:
+    """The places of words in a text, in any case."""
+    low = text.replace("İ", "I").lower()  # the only letter that becomes two in lower case
+    return sorted([match.start() for word in words.found_in(low) for match in re.finditer(word, low)])
 
 
 def _after_words(text: str, places: list[int]) -> list[Statement]:
@@ -230,21 +233,33 @@ def _said_at(text: str, begin: int) -> str:
     for line in text[begin : begin + LONGEST].split("\n"):
         line = _ANSWER_TAG.sub("", line).strip()
         if line.strip(_DRESS) and not _FENCE.fullmatch(line):
-            return split_sentences(line)[0]
+            return line[: sentence_end(line)].strip()
     return ""
 
 
-def split_sentences(line: str) -> list[str]:
-    """The sentences of a line. A full stop after an initial or an abbreviation does not end a sentence."""
-    if not _STOPS.search(line, 0, len(line) - 1):
-        return [line]
-    sentences, begin = [], 0
-    for stop in _STOPS.finditer(line):
-        if not _ABBREVIATION.search(line[max(begin, stop.start() - 6) : stop.start() + 1]):
-            sentences.append(line[begin : stop.end()].strip())
-            begin = stop.end()
-    rest = line[begin:].strip()
-    return [one for one in [*sentences, rest] if one]
+def sentence_end(line: str, begin: int = 0) -> int:
+    """Where the sentence ends that begins at a place of a line, or before it."""
+    return next((stop.end() for stop in _STOP.finditer(line, begin) if not _is_abbreviation(line, stop)), len(line))
+
+
+def sentence_begin(line: str, end: int) -> int:
+    """Where the sentence begins that ends at a place of a line, or behind it."""
+    find, place = line.rfind, end - 1
+    while place > 0:
+        last = max(find(".", 0, place), find("!", 0, place), find("?", 0, place))
+        place = last if line.isascii() else max(last, *(find(mark, 0, place) for mark in "。！？"))
+        if place < 0:
+            break
+        stop = _STOP.match(line, place)
+        if stop is not None and stop.end() < end and not _is_abbreviation(line, stop):
+            return stop.end()
+    return 0
+
+
+def _is_abbreviation(line: str, stop: re.Match[str]) -> bool:
+    """Whether a full stop belongs to an initial or an abbreviation, and so does not end a sentence."""
+    place = stop.start()
+    return line[place] == "." and _ABBREVIATION.search(line[max(0, place - 6) : place + 1]) is not None
 
 
 def alone_statements(text: str) -> list[Statement]:
@@ -271,14 +286,19 @@ def is_title(line: str) -> bool:
 
 def last_statements(text: str) -> Iterator[Statement]:
     """The sentences of a reply from its end, without polite remarks. A reply of a few words is one statement."""
-    if len(text) <= SHORT and "\n" not in text and len(split_sentences(text)) == 1:
+    if len(text) <= SHORT and "\n" not in text and sentence_begin(text, len(text)) == 0:
         if text and not polite(text):
             yield Statement(WHOLE, text.removeprefix("=>").lstrip())
         return
     count = 0
     for line in reversed(text[-2 * LONGEST :].split("\n")):
-        bullet = _BULLET.match(line := line.strip())
-        for sentence in reversed(split_sentences(line[bullet.end() :] if bullet else line)):
+        line = line.strip()
+        if bullet := _BULLET.match(line):
+            line = line[bullet.end() :]
+        end = len(line)
+        while end > 0:
+            begin = sentence_begin(line, end)
+            sentence, end = line[begin:end].strip(), begin
             if sentence.strip(_DRESS) and not (
                 polite(sentence) or _ASIDE.fullmatch(sentence) or _FENCE.fullmatch(sentence)
             ):
@@ -306,8 +326,9 @@ _HEADING = re.compile(
     rf"(?:\d+[.):]\s+\S|[*_]*(?:{either('steps')})\b|[^\n]{{0,60}}:[*_]*$|[*_#\s]*(?:{either('titles')})[*_:\s]*$)",
     re.I,
 )
-_ANSWER = ("answer", "antwort", "respuesta", "resposta", "risposta", "tl;dr")
-_ANSWER_ALL = (*_ANSWER, "réponse", "ответ", "答案", "正解", "正确选项", "答え", "答：", "答:")
+_ANSWER = Phrases(
+    tuple("answer antwort respuesta resposta risposta tl;dr réponse ответ 答案 正解 正确选项 答え 答： 答:".split())
+)
 _IS = rf"(?:{either('is')})(?![\w’'])|应该是|应为|就是|是|为|為|は"
 _MARK = re.compile(
     r"(?<![A-Za-zÀ-ÿа-я/])(?:answers?|tl;dr|antwort|réponse|respuesta|resposta|risposta|ответ|答案|答え|正解|正确选项"
@@ -328,9 +349,9 @@ _BEFORE = re.compile(
 _OTHER, _IF = (frozenset(listed(LISTS[name])) for name in ("other_answer", "if"))
 _OTHER_ASIAN = ("错误", "错", "不是", "错误的", "错的")
 _ANSWER_TAG = re.compile("</?answer>")
-_STOPS = re.compile(r"[.!?][*_\"'”’)\]`]*(?=\s)|[。！？]")
+_STOP = re.compile(r"[.!?。！？](?:(?<=[。！？])|[*_\"'”’)\]`]*(?=\s))")
 _ABBREVIATION = re.compile(
-    r"(?:^|[\s.({\"'“*_])(?:[A-Z]|St|Dr|Mr|Mrs|Ms|Prof|Jr|Sr|Mt|Ft|vs|approx|ca|bzw|No|i\.e|e\.g)\.$"
+    r"(?:^|[\s.({\"'“*_。！？])(?:[A-Z]|St|Dr|Mr|Mrs|Ms|Prof|Jr|Sr|Mt|Ft|vs|approx|ca|bzw|No|i\.e|e\.g)\.$"
 )
 _DRESS = " \t\r*_`\"'“”‘’$#>|-=~:.,\\[]{}()!"
 _OPENING = re.compile(r"(`{3,}|~{3,})")

@@ -64,11 +64,12 @@ def read_text(statement: Statement) -> Extraction | None:
 def without_remarks(text: str) -> str:
     """The text without words that lead to it (`therefore`, `Result:`) and up to a remark: in brackets, after a dash, or
     a clause such as `, because`. A doubt is not a remark."""
-    lead = _LEAD.match(text)
+    lead = (_LEAD if ":" in text or "：" in text else _LEAD_WORDS).match(text)
     begin = lead.end() if lead and lead.end() < len(text) else 0
     remark = _REMARK.search(text, begin + 1)
     end = remark.start() if remark and not hedged(text[remark.start() :]) else len(text)
-    return plain(_JAPANESE_END.sub("", text[begin:end]))
+    text = text[begin:end]
+    return plain(text if text.isascii() else _JAPANESE_END.sub("", text))
 
 
 def list_items(text: str) -> list[str]:
@@ -89,6 +90,7 @@ _USUAL |= {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {ord("�
 _ARTICLES = frozenset("the a an der die das le la les l' el los las il lo".split())
 _ASKS = ("?", "？", "か", "吗")
 _JAPANESE_END = re.compile("(?:です|でした|である|だ)$")
+_LEAD_WORDS = re.compile(rf"(?:(?:{either('leads')})\b[\s,]+)+", re.I)
 _LEAD = re.compile(
     rf"(?:(?:{either('leads')})\b[\s,:]+|[^:：\n]{{0,30}}\b(?:{either('labels')})[*_]*\s*[:：]\s*"
     r"|[^:：\n]{0,6}(?:结果|逆順)\s*[:：]\s*)+",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from importlib import resources
 from itertools import pairwise
 from typing import Any
@@ -33,6 +34,28 @@ def listed(words: str) -> tuple[str, ...]:
 def either(*names: str) -> str:
     """A pattern for any word of some lists."""
     return "|".join(re.escape(word) for name in names for word in listed(LISTS[name]))
+
+
+class Phrases:
+    """Finds which of some phrases are in a text. Most texts have none of the few pieces that the phrases share."""
+
+    def __init__(self, phrases: tuple[str, ...]) -> None:
+        self._all, self._ascii = _by_piece(phrases), _by_piece(tuple(filter(str.isascii, phrases)))
+
+    def found_in(self, text: str) -> list[str]:
+        groups = self._ascii if text.isascii() else self._all
+        return [phrase for piece, phrases in groups if piece in text for phrase in phrases if phrase in text]
+
+
+def _by_piece(phrases: tuple[str, ...]) -> list[tuple[str, list[str]]]:
+    """Phrases by a piece of four characters that they have in common; the piece of the most phrases first."""
+    groups, left = [], list(phrases)
+    while left:
+        pieces = Counter(piece for one in left for piece in {one[at : at + 4] for at in range(max(1, len(one) - 3))})
+        piece = max(pieces, key=lambda piece: (pieces[piece], piece))
+        groups.append((piece, [one for one in left if piece in one]))
+        left = [one for one in left if piece not in one]
+    return groups
 
 
 def words_of(text: str) -> list[str]:
@@ -73,7 +96,9 @@ def hedged(text: str) -> bool:
     if "?" in text:
         return True
     words = words_of(text)
-    if not _OPEN.isdisjoint(words) or (len(words) > 1 and not _OPEN_PAIRS.isdisjoint(pairwise(words))):
+    if not _OPEN.isdisjoint(words):
+        return True
+    if not _OPEN_FIRST.isdisjoint(words) and not _OPEN_PAIRS.isdisjoint(pairwise(words)):
         return True
     return not text.isascii() and _OPEN_ASIAN.search(text) is not None
 
@@ -83,13 +108,12 @@ def taken_back(behind: str) -> bool:
     if len(behind) < 4:
         return False
     low = behind[:FAR].lower().replace("’", "'")
-    return not _BACK.isdisjoint(_FIRST_WORD.findall(low)) or any(map(low.__contains__, _BACK_PHRASES))
+    return not _BACK.isdisjoint(_FIRST_WORD.findall(low)) or bool(_BACK_PHRASES.found_in(low))
 
 
 def unsure(text: str) -> bool:
     """Whether a reply says that it does not know."""
-    low = text[-END:].lower().replace("’", "'")
-    return any(map(low.__contains__, _UNSURE))
+    return bool(_UNSURE.found_in(text[-END:].lower().replace("’", "'")))
 
 
 def polite(text: str) -> bool:
@@ -98,18 +122,24 @@ def polite(text: str) -> bool:
 
 
 def _tokens(text: str) -> list[str]:
-    return _TOKEN.findall(text.lower().replace("’", "'"))
+    """The words and the marks of a text; none if it is ASCII and no word denies."""
+    text = text.lower().replace("’", "'")
+    tokens = _TOKEN.findall(text)
+    return [] if _DENYING.isdisjoint(tokens) and "n't" not in text and text.isascii() else tokens
 
 
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _TOKEN = re.compile(r"rul\w+ out|(?:any|every)thing but|[^\W_]+(?:['-][^\W_]+)*|[,;:.!?–—(\n，。；：、]|≠|!=|\\neq?")
 _NOT, _WRONG, _VERBS, _OPEN = (frozenset(listed(LISTS[name])) for name in ("not", "wrong", "verbs", "open"))
 MAGNITUDES = frozenset(listed(LISTS["magnitudes"]))
+_DENYING = _NOT | _WRONG | {"cannot"}
 _TURNS = frozenset((*listed(LISTS["turns"]), "\n"))
 _OPEN_PAIRS = frozenset(tuple(pair.split()) for pair in listed(LISTS["open_pairs"]))
+_OPEN_FIRST = frozenset(first for first, _ in _OPEN_PAIRS)
 _BACK = frozenset(listed(LISTS["back"]))
-_BACK_PHRASES, _UNSURE, _POLITE = (listed(LISTS[name]) for name in ("back_phrases", "unsure", "polite"))
+_BACK_PHRASES, _UNSURE = (Phrases(listed(LISTS[name])) for name in ("back_phrases", "unsure"))
+_POLITE = listed(LISTS["polite"])
 _REFUSING = ("?", "？", "❌", "✗", "不", "是错", "是不", "错", "ではな", "ではあり", "じゃな", "は間違", "は不")
 _NOT_ASIAN = re.compile(r"(?:不是|不|非|并非|没有)[^，。；、,.;]*$")
 _OPEN_ASIAN = re.compile("或|还是|也许|可能|要么|または|あるいは|どちら|かもしれ|？|¿|か[A-Za-z\\d]")
-_FIRST_WORD = re.compile(r"(?:[.!?;,\n…。！？；，]|\s[-–—]|[—–])[\s*_\"'(]*([^\W_]+(?:['-][^\W_]+)*)")
+_FIRST_WORD = re.compile(r"[.!?;,\n…。！？；，—–-](?:(?<!-)|(?<=\s-))[\s*_\"'(]*([^\W_]+(?:['-][^\W_]+)*)")
