@@ -22,7 +22,7 @@ from treetune.scorers.reading.statements import (
     strip_thinking,
 )
 from treetune.scorers.reading.wording import read_text, same, text_key, truth_key
-from treetune.scorers.reading.words import denied, hedged, refused
+from treetune.scorers.reading.words import denied, hedged, plainly_said, refused
 from treetune.scorers.scorer import Scorer, expected, explain, judged, require_truths
 
 SHORT = 5
@@ -93,7 +93,7 @@ class Includes(Scorer, frozen=True, tag="includes"):
             return f"more than {OTHER_WORDS} other words"
         begin = max(0, text.casefold().find(name.casefold()))
         ahead, behind = text[:begin], text[begin + len(name) :]
-        if denied(ahead) or refused(behind) or hedged(ahead) or hedged(behind):
+        if not plainly_said(text) and (denied(ahead) or refused(behind) or hedged(ahead) or hedged(behind)):
             return f"{truth:.80} is denied or left open"
         if other := next((one for one in others if _names(text_key(text), one)), None):
             return f"{other} is also named"

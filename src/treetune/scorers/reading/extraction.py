@@ -34,7 +34,18 @@ from treetune.scorers.reading.statements import (
     is_title,
     last_statements,
 )
-from treetune.scorers.reading.words import LISTS, denied, either, hedged, listed, refused, taken_back, unsure, words_of
+from treetune.scorers.reading.words import (
+    LISTS,
+    denied,
+    either,
+    hedged,
+    listed,
+    plainly_said,
+    refused,
+    taken_back,
+    unsure,
+    words_of,
+)
 
 Reader = Callable[[Statement], Extraction | None]
 """Reads a statement. None: it gives no answer of this kind. An extraction without a text: the statement does not give a
@@ -170,8 +181,9 @@ def settle(
     if len(mentions) > 1:
         mentions = _without_remarks(text, mentions)
     kept, rejected = list[list[Mention]](), set[Any]()
+    sure = plainly_said(text)
     for group in _groups(text, mentions):
-        if denied(text[: group[0].begin]) or refused(text[group[-1].end :]):
+        if not sure and (denied(text[: group[0].begin]) or refused(text[group[-1].end :])):
             rejected.update(one.value for one in group)
         else:
             kept.append(group)
@@ -179,7 +191,7 @@ def settle(
         return Extraction(None, DENIED)
     chosen = [one for group in kept for one in group] if agree else kept[0 if first else -1]
     values = {one.value for one in chosen}
-    if (len(values) > 1 and not several) or (agree and not values.isdisjoint(rejected)) or hedged(text):
+    if (len(values) > 1 and not several) or (agree and not values.isdisjoint(rejected)) or (not sure and hedged(text)):
         return Extraction(None, SEVERAL)
     if None in values:
         return Extraction(None, f"not a plain answer: {text:.60}")

@@ -108,7 +108,7 @@ def read_amount(statement: Statement) -> Extraction | None:
         return None
     text = usual(text)
     if statement.form in SENTENCES:
-        text = _SENTENCE_STOP.sub("", text)
+        text = _SENTENCE_STOP.sub("", text) if "!" in text else text
     if (value := read_number(text)) is not None and not (statement.form in ALONE and "=" in text):
         return Extraction(plain(text.rpartition("=")[2]), value=value)
     if statement.form in ALONE:

@@ -80,7 +80,7 @@ def clean(reply: str) -> str:
         text = _MARKUP.sub("", strip_thinking(text))
     if "\\" in text and "phantom" in text:
         text = _PHANTOM.sub("", text)
-    return _ADDRESS.sub("", text) if "://" in text else text
+    return _ADDRESS.sub("", text) if "/" in text and "://" in text else text
 
 
 # The forms
@@ -176,7 +176,7 @@ def explicit_statements(text: str) -> list[Statement]:
         found += [Statement("\\boxed{}", said, text.rfind(_BOX)) for said in boxed(text)]
     if "<" in text:
         found += [Statement("<answer>", said, text.rfind("<answer>")) for said in tagged(text, "answer") if said]
-    if "####" in text:
+    if "#" in text:
         found += [Statement("####", said, text.rfind("####")) for said in after_hashes(text)]
     return found + _after_words(text, places) if (places := _places(text)) else found
 
@@ -221,17 +221,16 @@ def _after_words(text: str, places: list[int]) -> list[Statement]:
 
 def _is_other_answer(ahead: str) -> bool:
     """Whether the words before `answer` mean another answer: `no answer`, `the wrong answer`, `if the answer`."""
-    *_, one, two, three = ["", "", "", *words_of(ahead[-30:])]
-    joined = not ahead.rstrip(" *_").endswith((".", ",", ";", ":", "\n", "!"))
-    return (joined and (three in _OTHER or ({one, two} & _IF != set() and three not in _IF))) or ahead.endswith(
-        _OTHER_ASIAN
-    )
+    *before, last = ["", *words_of(ahead[-30:])[-3:]]
+    if last in _OTHER or not (last in _IF or _IF.isdisjoint(before)):
+        return not ahead.rstrip(" *_").endswith((".", ",", ";", ":", "\n", "!")) or ahead.endswith(_OTHER_ASIAN)
+    return ahead.endswith(_OTHER_ASIAN)
 
 
 def _said_at(text: str, begin: int) -> str:
     """The sentence that begins at a place, or the next line that is not empty."""
     for line in text[begin : begin + LONGEST].split("\n"):
-        line = _ANSWER_TAG.sub("", line).strip()
+        line = (_ANSWER_TAG.sub("", line) if "<" in line else line).strip()
         if line.strip(_DRESS) and not _FENCE.fullmatch(line):
             return line[: sentence_end(line)].strip()
     return ""
@@ -239,7 +238,10 @@ def _said_at(text: str, begin: int) -> str:
 
 def sentence_end(line: str, begin: int = 0) -> int:
     """Where the sentence ends that begins at a place of a line, or before it."""
-    return next((stop.end() for stop in _STOP.finditer(line, begin) if not _is_abbreviation(line, stop)), len(line))
+    for stop in _STOP.finditer(line, begin):
+        if not _is_abbreviation(line, stop):
+            return stop.end()
+    return len(line)
 
 
 def sentence_begin(line: str, end: int) -> int:
@@ -268,7 +270,7 @@ def alone_statements(text: str) -> list[Statement]:
     first, newline, rest = text.partition("\n")
     if newline and 0 < len(first) <= SHORT and len(rest) > len(first) and not is_title(first):
         found.append(Statement(FIRST, first))
-    if "**" not in text:
+    if "*" not in text or "**" not in text:
         return found
     before, *pieces = text.split("**")
     bold = {said.strip() for said in pieces[::2] if not is_title(said.strip())}

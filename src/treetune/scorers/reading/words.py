@@ -62,6 +62,14 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text.lower().replace("’", "'"))
 
 
+def plainly_said(text: str) -> bool:
+    """Whether a short text in ASCII has none of the words that deny or leave open. It spares the other questions."""
+    if len(text) > NEAR or "?" in text or "!=" in text or not text.isascii():
+        return False
+    low = text.lower()
+    return _DOUBTING.isdisjoint(_LETTERS.findall(low)) and "n't" not in low
+
+
 def denied(ahead: str) -> bool:
     """Whether the text before a value, in the same clause, says that it is not the answer."""
     for place, word in enumerate(reversed(_tokens(ahead[-NEAR:]))):
@@ -136,6 +144,8 @@ _DENYING = _NOT | _WRONG | {"cannot"}
 _TURNS = frozenset((*listed(LISTS["turns"]), "\n"))
 _OPEN_PAIRS = frozenset(tuple(pair.split()) for pair in listed(LISTS["open_pairs"]))
 _OPEN_FIRST = frozenset(first for first, _ in _OPEN_PAIRS)
+_LETTERS = re.compile("[a-z]+")
+_DOUBTING = frozenset(_LETTERS.findall(" ".join((*_DENYING, *_OPEN, *_OPEN_FIRST))))
 _BACK = frozenset(listed(LISTS["back"]))
 _BACK_PHRASES, _UNSURE = (Phrases(listed(LISTS[name])) for name in ("back_phrases", "unsure"))
 _POLITE = listed(LISTS["polite"])
