@@ -130,6 +130,26 @@ def test_a_taskset_that_does_not_say_how_long_its_episodes_are_is_played_by_our_
         assert (f"{DEFAULT_LOOP}=treetune" in built.json["overrides"]) == (default is not None)
 
 
+def test_a_contract_of_the_taskset_does_not_hide_that_its_environment_may_have_several_turns(folder, treetune):
+    (folder / "own.py").write_text(
+        "from treetune import Contract, Environment, Step, Task, Taskset\n"
+        "class Climb(Environment):\n"
+        "    def step(self, action):\n"
+        "        return Step('go on', done=action.text == 'stop')\n"
+        "class Climbs(Taskset):\n"
+        "    def load_tasks(self):\n"
+        "        yield Task(prompt='Climb.', env_class='own.py:Climb')\n"
+        "class Limited(Climbs):\n"
+        "    CONTRACT = Contract(max_turns=3)\n"
+        "class Discounted(Climbs):\n"
+        "    CONTRACT = Contract(turn_discount=0.9)\n"
+    )
+    for name in ("Limited", "Discounted"):
+        result = treetune("train", "verl", f"own.py:{name}", "--dry-run", "--json")
+        assert result.code == 0, result.err
+        assert LOOPS in result.json["config"]
+
+
 def test_verl_is_told_how_our_loop_plays_and_who_else_scores(folder, treetune):
     others = folder / "loops.yaml"
     others.write_text("[{name: other, _target_: some.Loop}]")

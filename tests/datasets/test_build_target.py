@@ -301,3 +301,30 @@ def test_a_class_is_named_as_verl_names_one(treetune, folder, monkeypatch, path)
     assert [row["prompt"][0]["content"] for row in built(treetune, "tasks.yaml")] == ["1?"]
     assert treetune("show", "tasks.yaml", "--json").json["tasks"][0]["ground_truth"] == "1"
     sys.modules.pop("doubled", None)
+
+
+def test_rows_of_a_dataset_task_keep_the_contract_that_its_class_declares(treetune, tmp_path):
+    (tmp_path / "sums.jsonl").write_text('{"question": "What is 2 + 3?", "answer": "5"}\n')
+    (tmp_path / "own.py").write_text(
+        """
+from treetune import Contract
+from treetune_verl.tasks import Task as DatasetTaskset
+
+class Sums(DatasetTaskset):
+    CONTRACT = Contract(turn_discount=0.5)
+"""
+    )
+    (tmp_path / "tasks.yaml").write_text(
+        """
+train_tasks:
+- custom_cls: {path: own.py, name: Sums}
+  loading_params: {args: [json], kwargs: {data_files: sums.jsonl, split: train}}
+  prompt_template: "{question}"
+  ground_truth: answer
+  data_source: sums
+"""
+    )
+    built = treetune("build", "tasks.yaml", "--format", "verl", "--json")
+    assert built.code == 0, built.err
+    (row,) = pq.read_table(built.json["train_files"][0]).to_pylist()
+    assert compute_score("sums", "5", "5", row["extra_info"])["score"] == 0.5

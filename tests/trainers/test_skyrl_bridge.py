@@ -300,6 +300,34 @@ class Halves(Environment):
     }
 
 
+def test_what_a_taskset_declares_replaces_what_its_environments_declare(gym, treetune, tmp_path, monkeypatch):
+    (tmp_path / "halves.py").write_text(
+        """
+from treetune import Contract, Environment, Step, Task, Taskset
+
+class Ones(Environment):
+    CONTRACT = Contract(max_turns=9, turn_discount=0.9)
+
+    def step(self, action):
+        return Step("go on", reward=1.0)
+
+class Halves(Taskset):
+    CONTRACT = Contract(max_turns=2, turn_discount=0.5)
+
+    def load_tasks(self):
+        yield Task(prompt="?", env_class="halves.py:Ones")
+"""
+    )
+    monkeypatch.chdir(tmp_path)
+    built = treetune("build", "halves.py:Halves", "--format", "skyrl", "--json")
+    (row,) = pq.read_table(built.json["train_files"][0]).to_pylist()
+    skyrl.register(row["env_class"])
+    env = gym.make(row["env_class"], env_config={}, extras=row)
+    env.init(row["prompt"])
+    steps = [env.step("1"), env.step("1")]
+    assert [(step["reward"], step["done"]) for step in steps] == [(0.5, False), (0.0, True)]  # 2 / 2^2 in all
+
+
 def test_an_environment_that_ends_by_itself_at_its_last_turn_is_not_cut(gym):
     skyrl.register()
     task = Task(prompt="?", env_class="gsm8k_multi_turn", reward_spec={"ground_truth": "5"})

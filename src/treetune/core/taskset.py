@@ -80,7 +80,7 @@ class Taskset(Draws[TaskT, ConfigT]):
     default_scorer: Any = None
     """Scores tasks with a ground truth if `scorer` is None; tasksets of rows use the rule scorer."""
 
-    CONTRACT: ClassVar[Contract] = Contract()
+    CONTRACT: Contract = Contract()
     """The contract of its episodes, the same everywhere. Fields that are set here override those of the tasks'
     environments."""
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from treetune.config.structs import convert_node
+from treetune.core.contract import Contract
 from treetune.core.task import UID_VERSION, Task
 from treetune.core.taskset import Taskset
 from treetune.data.datasets.choices import TEXTS
@@ -86,6 +87,8 @@ class DatasetRows(Taskset[Task, DatasetConfig]):
     def row_scorer(self) -> ScoredBy | None:
         """How any process can score a row from the row alone: by the rule, by its environment, by a scorer, or by this
         taskset as JSON. None if none of them can."""
+        if Contract() != self.CONTRACT:
+            return describe_taskset(self, self.cache_dir)
         if self.config.env_class is not None:
             return self.describe_environment(self.config.env_class)
         if self.overrides("reward") or self.tool_methods or len(self.tool_names) < len(self.config.tools):

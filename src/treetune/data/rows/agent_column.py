@@ -43,6 +43,8 @@ def needs_loop(taskset: Taskset[Any, Any], task: Task) -> bool:
         return row_needs_loop(task, of_row(task))
     if taskset.MULTI_TURN or taskset.offers_tools(task) or taskset.overrides("score_group"):
         return True
+    if (taskset.CONTRACT.max_turns or 1) > 1:
+        return True
     if task.env_class is None or taskset.overrides("environment") or task.extra_info.get("max_turns") == 1:
         return False
     try:
@@ -90,7 +92,8 @@ def is_silent(scored: ScoredBy) -> bool:
     try:
         if scored.kind == "environment":
             return getattr(environment_of(scored), "CONTRACT", Contract()).max_turns is None
-        return taskset_of(scored).overrides("environment")
+        owner = taskset_of(scored)
+        return owner.overrides("environment") or Contract() != owner.CONTRACT  # which environments may not repeat
     except TreetuneError:
         return False
 

@@ -222,6 +222,12 @@ def taskset_of(scored: ScoredBy, *, trust: bool = False) -> Taskset[Any, Any]:
     return taskset
 
 
+def declared_contract(scorer: Any) -> Contract:
+    """What the taskset that a row names declares for its episodes, besides what their environment declares."""
+    scored = ScoredBy.read(scorer)
+    return Contract() if scored is None or scored.kind != "taskset" else taskset_of(scored).CONTRACT
+
+
 def environment_of(scored: ScoredBy) -> type:
     """Return the environment class that scores a row's task."""
     return environments.resolve(locate_files(scored.value), Origin.of_data("a row"))

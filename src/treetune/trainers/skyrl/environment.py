@@ -31,6 +31,7 @@ from treetune.core.environment import Environment
 from treetune.core.task import Task
 from treetune.data.rows.formats import task_to_play
 from treetune.data.rows.row_codec import looks_like_uid
+from treetune.data.rows.scorer import declared_contract
 from treetune.errors import EnvironmentFault, format_error
 from treetune.play.episode import CLOSE_SECONDS, Episode
 from treetune.play.given_tasks import GivenTasks
@@ -69,6 +70,7 @@ class TreetuneTextEnv(BaseTextEnv):  # type: ignore[misc]
                 stacklevel=2,
             )
         with self._close_on_error("start"):
+            self._taskset.CONTRACT = declared_contract((self._extras.get("extra_info") or {}).get("scorer"))
             contract = self._taskset.contract_of(self.task)
             most = int(self._extras.get("max_turns") or 1)
             own = most if 1 < most < contract.turns else None  # SkyRL's 1 is its default for single turns
