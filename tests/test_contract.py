@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from serving import served
@@ -17,6 +18,7 @@ from treetune.serve.http.client import TaskServerClient
 from treetune.serve.http.routes import HttpDoor
 from treetune.serve.server import EnvServer
 from treetune.trainers.token_episode import Hooks
+from treetune_verl.tasks import Task as DatasetTaskset
 
 
 class Climb(Environment):
@@ -182,3 +184,19 @@ def test_a_trainers_own_turn_limit_holds_if_it_is_lower_and_is_logged_once(caplo
     assert hooks.contract_of(EpisodeWith(Contract(max_turns=31))).turns == 7
     assert hooks.contract_of(EpisodeWith(Contract(max_turns=5))).turns == 5
     assert [record.message for record in caplog.records] == ["max_turns=7 ends episodes that may have 31 turns"]
+
+
+def test_a_column_is_the_turn_limit_of_each_row_of_a_dataset_task(tmp_path):
+    rows = [{"q": "1 + 1?", "a": "2", "max_turns": 2}, {"q": "1 + 2?", "a": "3", "max_turns": 9}]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"data_files": str(tmp_path / "sums.jsonl"), "split": "train"}
+    node = {
+        "loading_params": {"args": ["json"], "kwargs": source},
+        "prompt_template": "{q}",
+        "ground_truth": "a",
+        "data_source": "sums",
+        "env_class": "gsm8k_multi_turn",
+        "extra_fields": ["max_turns"],
+    }
+    taskset = DatasetTaskset(node, cache_dir=tmp_path / "cache")
+    assert [taskset.contract_of(task).turns for task in taskset.draw(2)] == [2, 9]
