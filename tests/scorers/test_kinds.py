@@ -102,6 +102,7 @@ CHOICE = {
     "B, Paris, is wrong": 0, "The wrong answer is B.": 0, "Anything but B.": 0, "I rule out B.": 0, "B ❌": 0,
     "A) London and B) Paris are wrong": 0, "(A) is wrong. (C) is wrong. (D) is wrong.\nHence, B.": 1,
     "A. London\nB. Paris\nC. Rome\nD. Berlin\nSo the correct choice is B.": 1,
+    "I choose B\nI select C": 0,
     "B. A and C are wrong.": 1, "A and C are wrong. B.": 1, "A? No, B": 1, "Paris is right, London is wrong": 1,
     "B and C are wrong.": 0, "(B) and (C) are not right.": 0, "B along with C are wrong": 0,
     "Rome and Paris are wrong": 0,

@@ -218,15 +218,14 @@ class OptionReader:
     def verdicts(self, text: str) -> list[Statement]:
         """The sentences that choose without the word `answer`: `I'd go with C`, `That leaves B`, `B is correct`."""
         text = text[-TAIL:]
-        found, end = [], 0
+        found, end = dict[str, None](), 0
         for place in find_words(_CHOOSING, text):
             if place >= end:
                 begin = max(text.rfind("\n", 0, place) + 1, sentence_begin(text, place + 1))
-                end = sentence_end(text, place)
-                said = text[begin:end].partition("\n")[0].strip()
-                if not _IF.match(said):
-                    found.append(Statement(VERDICT, said))
-        return found
+                said = text[begin : sentence_end(text, place)].partition("\n")[0]
+                end = begin + len(said)
+                found[said.strip()] = None
+        return [Statement(VERDICT, said) for said in found if not _IF.match(said)]
 
     def _mentions(self, text: str) -> list[Mention]:
         """Where a text names an option, by its label or its text."""

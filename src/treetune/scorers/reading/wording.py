@@ -52,6 +52,8 @@ def read_text(statement: Statement) -> Extraction | None:
     if statement.form == FIRST:
         return None
     text = plain(statement.text.replace("’", "'"))
+    if text.isalnum() and text.isascii():
+        return Extraction(text, value=text.lower())
     if statement.form in SENTENCES or ":" in statement.form:
         text = without_remarks(text.removesuffix("!"))
         if statement.form in PROSE and (verb := _VERB.match(text)):

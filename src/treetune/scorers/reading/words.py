@@ -53,7 +53,8 @@ def _by_piece(phrases: tuple[str, ...]) -> list[tuple[str, list[str]]]:
     while left:
         pieces = Counter(piece for one in left for piece in {one[at : at + 4] for at in range(max(1, len(one) - 3))})
         piece = max(pieces, key=lambda piece: (pieces[piece], piece))
-        groups.append((piece, [one for one in left if piece in one]))
+        those = [one for one in left if piece in one]
+        groups.append((piece if len(those) > 1 else those[0], those))
         left = [one for one in left if piece not in one]
     return groups
 
