@@ -41,25 +41,25 @@ class Combination(Scorer, frozen=True):
         raise NotImplementedError
 
     def score(self, answer: str, truth: Any, task: Task | None = None) -> Any:
-        scores = [scorer.score(answer, truth, task) for _, scorer in self.named()]
-        if any(map(inspect.isawaitable, scores)):
+        scores = {name: scorer.score(answer, truth, task) for name, scorer in self.named()}
+        if any(not isinstance(score, Score) and inspect.isawaitable(score) for score in scores.values()):
             return self._wait(scores)
         return self._join(scores)
 
-    async def _wait(self, scores: list[Any]) -> Score:
-        return self._join([await score if inspect.isawaitable(score) else score for score in scores])
-
-    def _join(self, given: Sequence[Any]) -> Score:
-        scores = [Score.of(score) for score in given]
-        names = [name for name, _ in self.named()]
-        why = "; ".join(
-            f"{name} {score.reward:g}: {score.explanation}" for name, score in zip(names, scores, strict=True)
+    async def _wait(self, scores: dict[str, Any]) -> Score:
+        return self._join(
+            {name: await score if inspect.isawaitable(score) else score for name, score in scores.items()}
         )
-        metrics = {name: score.reward for name, score in zip(names, scores, strict=True)}
-        for score in scores:
+
+    def _join(self, given: dict[str, Any]) -> Score:
+        scores = {name: Score.of(score) for name, score in given.items()}
+        why = "; ".join(f"{name} {score.reward:g}: {score.explanation}" for name, score in scores.items())
+        metrics = {name: score.reward for name, score in scores.items()}
+        reward = self.combine(list(metrics.values()))
+        for score in scores.values():
             metrics |= score.metrics
-        said = next((score.answer for score in scores if score.answer is not None), None)
-        return Score(self.combine([score.reward for score in scores]), answer=said, explanation=why, metrics=metrics)
+        said = next((score.answer for score in scores.values() if score.answer is not None), None)
+        return Score(reward, answer=said, explanation=why, metrics=metrics)
 
     def gold(self, truth: Any, task: Task | None = None) -> str | None:
         """The first gold reply of a part that gets the full reward from all parts."""

@@ -80,14 +80,14 @@ class Includes(Scorer, frozen=True, tag="includes"):
         if found.text is None:
             return judged(found, False, truths)
         others = _other_options(task, truths)
-        problems = [self._why_not(found.text, str(one), others) for one in truths]
+        problems = [self._why_not(found.text, found.value, str(one), others) for one in truths]
         why = explain(found, "" if "" in problems else problems[0])
         return Score(float("" in problems), answer=found.text, explanation=why)
 
-    def _why_not(self, text: str, truth: str, others: tuple[str, ...]) -> str:
-        """Why a statement does not name a ground truth as the answer; "" if it does."""
+    def _why_not(self, text: str, key: str, truth: str, others: tuple[str, ...]) -> str:
+        """Why a statement does not name a ground truth as the answer; "" if it does. `key`: the text's."""
         wanted, name = truth_key(truth), plain(truth)
-        if not _names(text_key(text), wanted) or not (self.ignore_case or name in text):
+        if not _names(key, wanted) or not (self.ignore_case or name in text):
             return f"expected {truth:.80}"
         if len(text.split()) - len(name.split()) > OTHER_WORDS:
             return f"more than {OTHER_WORDS} other words"
@@ -95,7 +95,7 @@ class Includes(Scorer, frozen=True, tag="includes"):
         ahead, behind = text[:begin], text[begin + len(name) :]
         if not plainly_said(text) and (denied(ahead) or refused(behind) or hedged(ahead) or hedged(behind)):
             return f"{truth:.80} is denied or left open"
-        if other := next((one for one in others if _names(text_key(text), one)), None):
+        if other := next((one for one in others if _names(key, one)), None):
             return f"{other} is also named"
         return SEVERAL if plain(text) != name and _is_list(text) else ""
 

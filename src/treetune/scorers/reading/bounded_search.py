@@ -44,7 +44,7 @@ def check_pattern(pattern: str, ignore_case: bool = False) -> re.Pattern[str]:
     if len(pattern) > LONGEST:
         raise ValueError(f"has more than {LONGEST} characters")
     try:
-        return _compile(pattern, ignore_case)
+        return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"not a regular expression: {error}") from None
 
@@ -52,9 +52,8 @@ def check_pattern(pattern: str, ignore_case: bool = False) -> re.Pattern[str]:
 def search(pattern: str, text: str, group: int | str | None = None, *, ignore_case: bool = False) -> list[str] | None:
     """The text of a group in each match; by default the first group, else the whole match. None if it takes too
     long."""
-    compiled = _compile(pattern, ignore_case)
+    compiled, bound = _with_bound(pattern, ignore_case)
     group = min(1, compiled.groups) if group is None else group
-    bound = bound_of(compiled)
     if bound is not None and bound.steps(len(text)) <= STEPS:
         return [match[group] or "" for match in compiled.finditer(text)]
     replies = _workers().ask([pattern, compiled.flags, group, text, SECONDS, CLOCK_FACTOR * SECONDS], 1)
@@ -62,8 +61,9 @@ def search(pattern: str, text: str, group: int | str | None = None, *, ignore_ca
 
 
 @lru_cache(maxsize=1024)
-def _compile(pattern: str, ignore_case: bool) -> re.Pattern[str]:
-    return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+def _with_bound(pattern: str, ignore_case: bool) -> tuple[re.Pattern[str], Bound | None]:
+    compiled = check_pattern(pattern, ignore_case)
+    return compiled, bound_of(compiled)
 
 
 @cache
@@ -103,7 +103,6 @@ class Unknown(Exception):
     """A construct whose cost cannot be computed."""
 
 
-@lru_cache(maxsize=256)
 def bound_of(pattern: re.Pattern[str]) -> Bound | None:
     """The bound on the time of a search; None if no bound is known."""
     try:

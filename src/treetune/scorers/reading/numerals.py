@@ -109,7 +109,9 @@ def read_amount(statement: Statement) -> Extraction | None:
     text = usual(text)
     if statement.form in SENTENCES:
         text = _SENTENCE_STOP.sub("", text) if "!" in text else text
-    if (value := read_number(text)) is not None and not (statement.form in ALONE and "=" in text):
+    is_prose = text[:1].isalpha() and text[:1].isascii() and "=" not in text
+    value = None if is_prose else read_number(text)
+    if value is not None and not (statement.form in ALONE and "=" in text):
         return Extraction(plain(text.rpartition("=")[2]), value=value)
     if statement.form in ALONE:
         return None

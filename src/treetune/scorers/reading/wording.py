@@ -27,7 +27,9 @@ def text_key(text: str) -> str:
     if len(words) > 1 and (words[0] in _ARTICLES or "the" in words or "a" in words or "an" in words):
         kept = [word for word in words[words[0] in _ARTICLES :] if word not in ("the", "a", "an")]
         words = kept or words
-    return " ".join(_MARK_INSIDE.sub("", word) if "," in word or "." in word else word for word in words)
+    if "," in text or "." in text:
+        words = [_MARK_INSIDE.sub("", word) for word in words]
+    return " ".join(words)
 
 
 def answer_key(text: str) -> str:
