@@ -218,7 +218,8 @@ class OptionReader:
     def verdicts(self, text: str) -> list[Statement]:
         """The sentences that choose without the word `answer`: `I'd go with C`, `That leaves B`, `B is correct`."""
         text = text[-TAIL:]
-        found, end = dict[str, None](), 0
+        found: dict[str, None] = {}
+        end = 0
         for place in find_words(_CHOOSING, text):
             if place >= end:
                 begin = max(text.rfind("\n", 0, place) + 1, sentence_begin(text, place + 1))
@@ -274,7 +275,7 @@ def _is_label(label: str, ahead: str, behind: str, in_list: bool) -> bool:
     if label in "AI" and _GOES_ON.match(behind):  # a word: `A city`, `I think`
         return False
     bare = ahead.rstrip(_QUOTES)
-    word = re.split(r"\s|(?<!t)['’]", bare)[-1].lower().replace("’", "'")
+    word = _BETWEEN_WORDS.split(bare)[-1].lower().replace("’", "'")
     if label.isdigit() or behind.startswith("%"):
         return not bare or bare.endswith((":", "：")) or word in _BEFORE_NUMBER
     return not bare or in_list or word in _BEFORE_LABEL or bare.endswith(_BEFORE_LABEL_ASIAN)
@@ -293,6 +294,7 @@ _DRESS = " \t*_`\"'“”‘’.,:;)(]["
 _QUOTES = " \t*_`\"'“”‘’([{:$>#"
 _SMALL = frozenset("the an is it no not or and of in to".split())
 _GOES_ON_NAME, _GOES_ON_SMALL = re.compile(" [A-Z][a-z]"), re.compile(r"\s\w")
+_BETWEEN_WORDS = re.compile(r"\s|(?<!t)['’]")
 _HEAD = re.compile(
     r"[\s*_`\"'“‘$>#-]*(?:(?:option|choice|answer|letter|antwort|réponse|opción|the|la|el|die|le|选项|选)\b[\s*_:]*|选项?)*"
     r"(?:[(\[]|\\text\{)?"

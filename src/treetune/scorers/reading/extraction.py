@@ -180,7 +180,8 @@ def settle(
         return None
     if len(mentions) > 1:
         mentions = _without_remarks(text, mentions)
-    kept, rejected = list[list[Mention]](), set[Any]()
+    kept: list[list[Mention]] = []
+    rejected: set[Any] = set()
     sure = plainly_said(text)
     for group in _groups(text, mentions):
         if not sure and (denied(text[: group[0].begin]) or refused(text[group[-1].end :])):

@@ -127,7 +127,7 @@ def read_amount(statement: Statement) -> Extraction | None:
 
 def find_amounts(text: str) -> list[Mention]:
     """Every word of a text with a digit, and its value, if it is a plain number."""
-    found = list[Mention]()
+    found: list[Mention] = []
     digit = _DIGIT.search(text)
     while digit is not None:
         begin = digit.start()
@@ -142,8 +142,10 @@ def find_amounts(text: str) -> list[Mention]:
 
 
 def _read_word(text: str, begin: int, end: int) -> Mention | None:
-    said = text[begin:end].rpartition("=")[2].lstrip(_LEADING)
-    said = plain(said.rstrip(_TRAILING if "{" in said else _TRAILING + "}"))
+    said = text[begin:end]
+    if not said.isalnum():
+        said = said.rpartition("=")[2].lstrip(_LEADING)
+        said = plain(said.rstrip(_TRAILING if "{" in said else _TRAILING + "}"))
     if _WORDY.match(said):  # a name: `H2O`
         return None
     value = read_number(said)

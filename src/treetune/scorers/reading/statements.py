@@ -196,7 +196,8 @@ def find_words(words: Phrases, text: str) -> list[int]:
 
 def _after_words(text: str, places: list[int]) -> list[Statement]:
     """What follows each `Answer:`, and the sentences with `the answer is 5` or `5 is the answer`."""
-    labelled, sentences = list[Statement](), list[Statement]()
+    labelled: list[Statement] = []
+    sentences: list[Statement] = []
     for place in places:
         ahead = text[max(0, place - 80) : place]
         match = None if _is_other_answer(ahead) else _MARK.match(text, place)
