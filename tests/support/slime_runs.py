@@ -52,6 +52,8 @@ def arguments(address: str, target: str, **given: Any) -> Namespace:
         "rollout_sample_filter_path": None, "rollout_all_samples_process_path": None, "ci_test": False, "save": None,
         "load": None, "advantage_estimator": "grpo", "rewards_normalization": True, "grpo_std_normalization": True,
         "eval_max_prompt_len": None, "buffer_filter_path": None, "rm_type": None, "treetune": None,
+        "use_wandb": False, "use_tensorboard": False, "wandb_always_use_train_step": False,
+        "custom_rollout_log_function_path": None, "custom_eval_rollout_log_function_path": None,
     }  # fmt: skip
     return Namespace(**{**usual, **given})
 

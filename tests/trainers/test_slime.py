@@ -15,7 +15,7 @@ import tool_shop
 from chat_templates import CALL_TEMPLATES, CallLetters, Letters, forgets_thoughts, plain
 from kinds import KINDS, TARGETS, write_targets, written
 
-from treetune.cli.listing import TaskKind, cells
+from treetune.cli.listing import ContractKind, TaskKind, cells
 from treetune.core.policy import Completion
 from treetune.errors import ConfigError, ResumeError, UsageError
 from treetune.models.scripted import Replay
@@ -51,7 +51,8 @@ class Guessing(Environment):
         if said == "break":
             raise RuntimeError("the environment is broken")
         right = said == self.task.ground_truth
-        return Step("Wrong, again." if not right else "Right.", reward=float(right), done=right)
+        reply = "Right." if right else "Wrong, again."
+        return Step(reply, reward=float(right), done=right, info={"metrics": {"letters": len(said)}})
 
     def close(self):
         self.mark.unlink()
@@ -255,6 +256,31 @@ def test_rollouts_and_evaluations_of_a_training_are_written_to_its_run_folder(fo
     (trace,) = before.traces()
     assert [turn.message["content"] for turn in trace.turns] == ["7", "0"]
     assert [turn.reward for turn in trace.turns] == [0.0, 1.0]
+
+
+def test_metrics_are_logged_with_slimes_figures_and_each_episode_counts_once(folder, slime, sglang, monkeypatch):
+    given = {"treetune": {"max_turns": 2, "turn_discount": 0.5}}
+    args, tokenizer = slime("guesses.py:Guesses", Letters(forgets_thoughts), **given)
+    data = data_of(args)
+    sglang.say(said(tokenizer, "<think>no</think>7"), said(tokenizer, "<think>ye</think>0"))
+    (parts,) = play(args, data.get_samples(1)[0])
+    sglang.say(said(tokenizer, "777"))
+    (cut,) = play(args, data.get_samples(1)[0])
+    assert ([part.reward for part in parts], cut.reward) == ([0.25, 0.25], 0.0)
+    from slime.observability import logging_utils
+    from slime.utils.misc import load_function
+
+    logged = []
+    monkeypatch.setattr(logging_utils, "log", lambda _, metrics, step_key: logged.append((metrics, step_key)))
+    load_function(args.custom_rollout_log_function_path)(3, args, [*parts, cut], None, 1.0)
+    load_function(args.custom_eval_rollout_log_function_path)(4, args, {"guesses": {"samples": [cut]}}, None)
+    means = {"letters": 2.0, "success": 0.5, "truncated": 0.5, "raw_reward": 0.5}
+    of_cut = {"letters": 3.0, "success": 0.0, "truncated": 1.0, "raw_reward": 0.0}
+    assert logged == [
+        ({**{f"rollout/metrics/{name}": mean for name, mean in means.items()}, "rollout/step": 3}, "rollout/step"),
+        ({**{f"eval/guesses/metrics/{name}": mean for name, mean in of_cut.items()}, "eval/step": 4}, "eval/step"),
+    ]
+    assert cells()["contract"][ContractKind.METRICS]["slime"] is True
 
 
 def test_limits_cut_episodes_short_and_what_was_earned_counts(folder, slime, sglang):
@@ -745,6 +771,30 @@ def test_its_fully_asynchronous_rollout_plays_lost_groups_again(folder, slime, s
     finally:
         fully_async_rollout._stop_global_worker()
     assert (group[0].reward, group[0].metadata["times_lost"]) == (1.0, 1)
+
+
+@real
+def test_its_tensorboard_has_our_metrics_at_the_steps_of_its_own_figures(folder, slime, sglang, monkeypatch):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.setenv("TENSORBOARD_DIR", str(folder / "board"))
+    given = {"use_tensorboard": True, "tb_project_name": None, "tb_experiment_name": None, "rollout_num_gpus": 1}
+    given |= {"log_reward_category": None, "load_debug_rollout_data": None, "log_passrate": False}
+    args, tokenizer = slime("guesses.py:Guesses", **given)
+    data = data_of(args)
+    sglang.say(said(tokenizer, "7"), said(tokenizer, "0"))
+    samples = play(args, data.get_samples(1)[0])
+    from slime.observability import rollout_metrics, tensorboard_utils
+
+    rollout_metrics.log_rollout_data(3, args, samples, None, 1.0)
+    rollout_metrics.log_eval_rollout_data(3, args, {"guesses": {"rewards": [1.0], "samples": samples}}, None)
+    tensorboard_utils._TensorboardAdapter(args).finish()
+    board = events.EventAccumulator(str(folder / "board")).Reload()
+    for ours, its in (
+        ("rollout/metrics/letters", "rollout/truncated_ratio"),
+        ("eval/guesses/metrics/letters", "eval/guesses"),
+    ):
+        assert [(event.step, event.value) for event in board.Scalars(ours)] == [(3, 1.0)]
+        assert [event.step for event in board.Scalars(its)] == [3]
 
 
 @real

@@ -205,7 +205,6 @@ not."""
 
 
 NO_DISCOUNT = "the protocol has no field for it: rewards are as the task gives them"
-ONLY_REWARD = "logs the reward alone: metrics are in the samples"
 
 
 def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
@@ -227,7 +226,6 @@ def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
     alone = (*(door for door in DOORS if door != "ZMQ"), "SkyRL", "AReaL", "slime", "verifiers")
     lost |= {(ContractKind.GROUP_SCORE, place): SCORED_ALONE for place in alone}
     lost |= {(ContractKind.DISCOUNT, place): NO_DISCOUNT for place in ("MCP", "OpenEnv", "ORS")}
-    lost[ContractKind.METRICS, "slime"] = ONLY_REWARD
     return {
         "target": table(TargetKind, VERBS, not_there),
         "task": table(TaskKind, PLAYERS, refused),

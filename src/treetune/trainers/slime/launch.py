@@ -45,7 +45,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     lengths = measure(tasks.train, request.model)
     name = HELD_OUT if tasks.declared is None else "validation"
     validation = f"{name} {write_rows(held.select(tasks.train, tasks.declared))}" if held.val else None
-    logs, watching = request.log_to("wandb", "tensorboard"), "each step's rollouts, for `treetune view`"
+    logs = request.log_to("wandb", "tensorboard")
     plays = "tasks, episodes and rewards are Treetune's"
     planned: dict[str, Setting] = {
         "prompt-data": Setting(request.target, "the tasks"),
@@ -64,8 +64,6 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "save": Setting(str(run.checkpoints), "only the checkpoints of this training"),
         "save-interval": Setting(every, f"{tenth}, and the end"),
         "eval-interval": Setting(every if held.val else None, f"{tenth}, and the start"),
-        "custom-rollout-log-function-path": Setting("treetune.trainers.slime.log_rollouts", watching),
-        "custom-eval-rollout-log-function-path": Setting("treetune.trainers.slime.log_evaluation", watching),
         **{f"use-{name}": Setting(True, "--log") for name in logs},
         "wandb-project": Setting("treetune" if "wandb" in logs else None, "names the project in loggers"),
         "wandb-group": Setting(run.name if "wandb" in logs else None, "tasks, model and a hash of the plan"),

@@ -19,6 +19,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -101,8 +102,13 @@ def set_up(args: Any) -> None:
         if named != ours:
             others[key] = named
             setattr(args, key, ours)
-    if getattr(args, "custom_reward_post_process_path", None) is None:
-        args.custom_reward_post_process_path = f"{HERE}.group_rewards"
+    for key, name in (
+        ("custom_reward_post_process_path", "group_rewards"),
+        ("custom_rollout_log_function_path", "log_rollouts"),
+        ("custom_eval_rollout_log_function_path", "log_evaluation"),
+    ):
+        if getattr(args, key, None) is None:
+            setattr(args, key, f"{HERE}.{name}")
     setattr(args, _OTHERS, others)
 
 
@@ -169,17 +175,37 @@ def evaluate(args: Any, rollout_id: int, data_source: Any, evaluation: bool = Tr
 
 
 def log_rollouts(rollout_id: int, args: Any, samples: list[Any], *others: Any) -> bool:
-    """Write the rollouts of a step to the run folder; slime's own logging continues."""
+    """Log the metrics of a step and write its rollouts to the run folder; slime's own logging continues."""
     _written["trained"] = True
-    _write(ROLLOUTS, rollout_id + 1, _flat(samples))
+    played = list(_flat(samples))
+    _log_metrics(rollout_id, args, "rollout/step", {"rollout": played})
+    _write(ROLLOUTS, rollout_id + 1, played)
     return False
 
 
 def log_evaluation(rollout_id: int, args: Any, data: dict[str, Any], *others: Any) -> bool:
     """Do the same with an evaluation. slime numbers the evaluation before the first step like the one after it."""
     step = rollout_id + 1 if rollout_id or _written["trained"] else 0
-    _write(VALIDATION, step, (sample for found in data.values() for sample in found.get("samples") or ()))
+    played = {f"eval/{name}": found.get("samples") or [] for name, found in data.items()}
+    _log_metrics(rollout_id, args, "eval/step", played)
+    _write(VALIDATION, step, chain.from_iterable(played.values()))
     return False
+
+
+def _log_metrics(rollout_id: int, args: Any, step_key: str, played: dict[str, list[Any]]) -> None:
+    """Log the mean of each metric next to what slime logs. Each episode counts once, however many samples it gave."""
+    from slime.observability import logging_utils
+    from slime.observability.metric_utils import compute_rollout_step
+
+    values: dict[str, list[float]] = defaultdict(list)
+    for prefix, samples in played.items():
+        episodes = {_episode_of(sample): (sample.metadata or {}).get("metrics") or {} for sample in samples}
+        for metrics in episodes.values():
+            for name, value in metrics.items():
+                values[f"{prefix}/metrics/{name}"].append(value)
+    if values:
+        means = {name: statistics.fmean(each) for name, each in values.items()}
+        logging_utils.log(args, {**means, step_key: compute_rollout_step(args, rollout_id)}, step_key=step_key)
 
 
 def _write(name: str, step: int, samples: Iterable[Any]) -> None:
