@@ -183,6 +183,8 @@ def settle(
     kept: list[list[Mention]] = []
     rejected: set[Any] = set()
     sure = plainly_said(text)
+    if sure and len(mentions) == 1 and mentions[0].value is not None and not several:
+        return Extraction(mentions[0].said, value=mentions[0].value)
     for group in _groups(text, mentions):
         if not sure and (denied(text[: group[0].begin]) or refused(text[group[-1].end :])):
             rejected.update(one.value for one in group)

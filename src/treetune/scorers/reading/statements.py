@@ -203,7 +203,7 @@ def _after_words(text: str, places: list[int]) -> list[Statement]:
         match = None if _is_other_answer(ahead) else _MARK.match(text, place)
         if match is None:
             continue
-        if match["back"] is not None:
+        if match.lastgroup == "back":
             if reverse := _BEFORE.search(ahead):
                 sentences.append(Statement("is the answer", reverse[1], place))
             continue
@@ -213,7 +213,7 @@ def _after_words(text: str, places: list[int]) -> list[Statement]:
         if '"' in match[0]:  # JSON
             said = said.partition('",')[0].strip('", }]')
         if said:
-            if match["label"] is not None or match["head"] is not None:
+            if match.lastgroup is not None:
                 labelled.append(Statement("answer:", said, match.end()))
             else:
                 sentences.append(Statement("the answer is", said, match.end()))
