@@ -26,10 +26,13 @@ from treetune.tasksets.target import load_taskset
 class Story(NamedTuple):
     target: str
     says: list[Said]
-    reward: float
+    reward: float | None
+    """None if a rollout has no reward without the others of its group."""
     truncated: bool = False
     shaped: float | None = None
     """What trainers train on, if that is not the reward."""
+    grouped: float | None = None
+    """What each rollout earns where a group of them is scored together, if the tasks score groups."""
 
     @property
     def texts(self) -> list[str]:
@@ -89,6 +92,7 @@ def check(played: Played, story: Story, trains: bool = False) -> None:
     """What eval makes of a story is made of it everywhere; a trainer trains on its shaped reward."""
     assert played.refused is None
     assert played.reward is not None
+    assert story.reward is not None
     expected = story.reward if not trains or story.shaped is None else story.shaped
     assert abs(played.reward - expected) < 1e-6  # trainers have floats of 32 bits
     assert played.turns is None or abs(sum(played.turns) - story.reward) < 1e-6

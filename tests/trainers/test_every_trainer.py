@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import sides
 import slime_runs
 import stories
 import venvs
+from aiohttp import web
 from chat_templates import CALL_TEMPLATES, CallLetters, Letters, plain
 from hypothesis import HealthCheck, given, settings
 from model_endpoint import calls, endpoint, said
@@ -27,10 +29,12 @@ from serving import served
 from stories import STORIES, Played, Story, pieces_of
 from trl_speaker import Speaker, rollout
 
-from treetune import run_rollout
 from treetune.chat.tokens import ChatTokens, Tokens
+from treetune.core.contract import SCORED_ALONE
 from treetune.core.policy import Completion, Policy, Request
+from treetune.core.trace import Trace
 from treetune.errors import TreetuneError
+from treetune.play.host import LocalHost
 from treetune.serve.host import ModelsConfig
 from treetune.tasksets.target import load_taskset
 
@@ -54,16 +58,33 @@ def folder(tmp_path, monkeypatch):
 
 def by_endpoint(story: Story) -> Played:
     async def play() -> Any:
-        async with endpoint(lambda n, _: answer_of(story, n)) as (policy, _):
-            taskset = load_taskset(story.target)
-            return await run_rollout(taskset, taskset.at(0), policy)
+        async with endpoint(partial(answer, story)) as (policy, _):
+            return await play_here(story, policy)
 
-    return stories.of_trace(asyncio.run(play()))
+    return of_group(asyncio.run(play()))
 
 
-def answer_of(story: Story, number: int) -> dict[str, Any]:
-    turn = story.says[number]
+async def answer(story: Story, _: int, request: web.Request) -> dict[str, Any]:
+    messages = (await request.json())["messages"]
+    turn = story.says[sum(message["role"] == "assistant" for message in messages)]
     return calls(*turn.calls, content=turn.text or None) if turn.calls else said(turn.text)
+
+
+async def play_here(story: Story, policy: Policy) -> list[Trace]:
+    host = await LocalHost.open(load_taskset(story.target), lambda *_: policy)
+    return await play_group(host, story)
+
+
+async def play_group(player: Any, story: Story) -> list[Trace]:
+    """The rollouts of the first task: one, or two where they are scored together."""
+    task = await player.sample(0)
+    return [await player.run_rollout(task)] if story.grouped is None else await player.run_group(task, 2)
+
+
+def of_group(traces: list[Trace]) -> Played:
+    first, *others = map(stories.of_trace, traces)
+    assert others == [first] * len(others)
+    return first
 
 
 class Template(Policy):
@@ -90,26 +111,30 @@ def letters_of_calls() -> CallLetters:
 
 
 def by_chat_template(story: Story) -> Played:
-    taskset, policy = load_taskset(story.target), Template(story)
-    trace = asyncio.run(run_rollout(taskset, taskset.at(0), policy))
-    trained = [piece for one in trace.tokens.sequences for piece in pieces_of(policy.tokenizer, one.ids, one.mask)]
-    return stories.of_trace(trace)._replace(trained=trained)
+    policy = Template(story)
+    traces = asyncio.run(play_here(story, policy))
+    sequences = traces[-1].tokens.sequences
+    trained = [piece for one in sequences for piece in pieces_of(policy.tokenizer, one.ids, one.mask)]
+    return of_group(traces)._replace(trained=trained)
 
 
 def by_pulled_rollout(story: Story) -> Played:
     async def play() -> Any:
         async with (
-            endpoint(lambda n, _: answer_of(story, n)) as (policy, _),
+            endpoint(partial(answer, story)) as (policy, _),
             served(load_taskset(story.target), models=ModelsConfig(model="m", endpoint=policy._endpoint)) as client,
         ):
-            return await client.run_rollout(await client.sample(0))
+            return await play_group(client, story)
 
-    return stories.of_trace(asyncio.run(play()))
+    return of_group(asyncio.run(play()))
 
 
 def by_door(door: str) -> Place:
     def play(story: Story) -> Played:
-        turns = doors.play(door, story.target, 0, [stories.action_of(said) for said in story.says])
+        try:
+            turns = doors.play(door, story.target, 0, [stories.action_of(said) for said in story.says])
+        except TreetuneError as error:
+            return Played(None, refused=str(error))
         return Played(sum(turns), turns)
 
     return play
@@ -122,6 +147,8 @@ def by_trl_speaker(story: Story) -> Played:
     from treetune.trainers.trl import TrlTasks
 
     class Letter(Speaker):
+        num_generations = 2
+
         def _generate_single_turn(self, prompts, images, fields, num_generations):
             ids = stories.letters(self.processing_class, self.says[len(self.calls)])
             self.calls.append(prompts)
@@ -129,8 +156,8 @@ def by_trl_speaker(story: Story) -> Played:
 
     trainer = Letter(*story.texts, logprobs=True)
     with TrlTasks(story.target) as tasks:
-        columns = rollout(tasks, trainer, [0])
-    (reward,), (turns,) = columns["task_reward"], columns["turn_rewards"]
+        columns = rollout(tasks, trainer, [0, 0])
+    (reward,), turns = set(columns["task_reward"]), columns["turn_rewards"][0]
     trained = pieces_of(trainer.processing_class, columns["completion_ids"][0], columns["env_mask"][0])
     return Played(reward, turns, trained)
 
@@ -161,7 +188,10 @@ def by_slime(sglang: slime_runs.Sglang, monkeypatch: pytest.MonkeyPatch) -> Plac
     sglang_rollout.GenerateState.clear_instances()
 
     def play(story: Story) -> Played:
-        planned = sides.plan("slime", story.target, "model")["config"]
+        try:
+            planned = sides.plan("slime", story.target, "model")["config"]
+        except sides.Refused as refused:
+            return refused.played
         args = slime_runs.arguments(sglang.address, planned["prompt-data"])
         http_utils.init_http_client(args)
         sglang.say(*({"ids": stories.letters(tokenizer, text), "text": f"{text}<end>"} for text in story.texts))
@@ -212,7 +242,7 @@ def test_a_group_is_scored_together_in_eval_and_by_a_server(name, treetune):
 
     async def play() -> list[Any]:
         async with (
-            endpoint(lambda *_: answer_of(story, 0)) as (policy, _),
+            endpoint(partial(answer, story)) as (policy, _),
             served(load_taskset(story.target), models=ModelsConfig(model="m", endpoint=policy._endpoint)) as client,
         ):
             return await client.run_group(await client.sample(0), 2)
@@ -228,12 +258,28 @@ def test_an_episode_that_only_a_group_could_score_is_refused_at_its_start(door):
         doors.play(door, STORIES["a group alone"].target, 0, ["more"])
 
 
+TOGETHER = ["eval, an endpoint", "eval, a chat template", "ZMQ, a rollout", "TRL", "verl"]
+"""Where the rollouts of a task are scored together."""
+
+
 @alike
 @given(drawn=random_environments.stories)
 @pytest.mark.parametrize("place", [*HERE, "TRL", "slime"])
-def test_a_random_environment_earns_the_same_here(place, drawn, folder, stand_ins):
+def test_random_tasks_earn_the_same_here_or_are_refused(place, drawn, folder, stand_ins, caplog):
+    caplog.clear()
     story = random_environments.write(drawn, folder)
-    stories.check((HERE | stand_ins)[place](story), story)
+    check_random((HERE | stand_ins)[place](story), story, place)
+    lost = place == "slime" and None not in (story.grouped, story.reward)
+    assert caplog.text.count(SCORED_ALONE) == lost
+
+
+def check_random(played: Played, story: Story, place: str, trains: bool = False) -> None:
+    if story.grouped is not None and place in TOGETHER:
+        played, story = played._replace(turns=None), story._replace(reward=story.grouped)
+    if story.reward is None:
+        assert SCORED_ALONE in played.refused
+    else:
+        stories.check(played, story, trains)
 
 
 # The real trainers
@@ -320,6 +366,6 @@ def test_a_group_is_refused_by_a_trainer_that_plays_episodes_alone(trainer, trai
 @given(drawn=random_environments.stories)
 @pytest.mark.slow
 @pytest.mark.parametrize(("trainer", "way"), [("TRL", "rollout_func"), ("verl", "v0"), ("SkyRL", "")])
-def test_a_random_environment_earns_the_same_in_a_trainer(trainer, way, drawn, trainers):
+def test_random_tasks_earn_the_same_in_a_trainer_or_are_refused(trainer, way, drawn, trainers):
     story = random_environments.write(drawn, trainers.folder(trainer))
-    stories.check(trainers.play(trainer, story, way), story, trains=True)
+    check_random(trainers.play(trainer, story, way), story, trainer, trains=True)
