@@ -14,7 +14,7 @@ from serving import Numbers, Talks, run, serving, until
 
 from treetune import Action, Observation, load_taskset
 from treetune.errors import UsageError
-from treetune.play.episode import Started
+from treetune.play.protocol import Started
 from treetune.serve import messages as wire
 from treetune.serve.http.client import TaskServerClient
 from treetune.serve.zmq.client import EnvClient

@@ -57,17 +57,6 @@ async def with_deadline(work: Awaitable[T], limits: Limits, until: float | None 
         raise
 
 
-class Started(msgspec.Struct, frozen=True):
-    """The response to a start: the id of the episode, its first observation and its tools."""
-
-    episode: str
-    observation: Observation
-    tools: list[dict[str, Any]] = []
-    """The tools that may be called, in OpenAI's form."""
-    contract: Contract = Contract()
-    """The contract of the episode: its limits, and the meaning of its reward."""
-
-
 class EpisodeResult(msgspec.Struct):
     """The result of an episode so far, from the steps of its environment."""
 

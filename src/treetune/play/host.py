@@ -26,12 +26,12 @@ from treetune.core.taskset import Taskset, scored_in_group
 from treetune.core.trace import Outcome, Trace
 from treetune.errors import UsageError
 from treetune.play import streams
-from treetune.play.episode import Episode, Started
+from treetune.play.episode import Episode
 from treetune.play.episode_record import EpisodeRecord
 from treetune.play.episode_table import Ending, EpisodeHandle, EpisodeTable, SessionLimits
 from treetune.play.group import GroupPlan, run_plan, was_cut_off
 from treetune.play.leases import DRAW_TRIES, HERE, Draw, check_lease
-from treetune.play.protocol import GroupOptions, Health, Info, PlayOptions
+from treetune.play.protocol import GroupOptions, Health, Info, PlayOptions, Started
 from treetune.play.rollout import run_rollout, score_together
 from treetune.play.streams import State, Streams
 from treetune.play.weights import PAUSE_SECONDS, Calls, Staleness, Weights, WeightsBook, check_version

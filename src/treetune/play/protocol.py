@@ -14,12 +14,11 @@ from typing import Any, Literal, Protocol, TypedDict, Unpack
 
 import msgspec
 
-from treetune.core.contract import Limits
-from treetune.core.environment import Step
+from treetune.core.contract import Contract, Limits
+from treetune.core.environment import Observation, Step
 from treetune.core.policy import Sampling
 from treetune.core.task import Task
 from treetune.core.trace import Trace
-from treetune.play.episode import Started
 from treetune.play.streams import State
 from treetune.play.weights import PAUSE_SECONDS, Calls, Stale
 
@@ -29,6 +28,17 @@ that identifies the client."""
 
 NoVariance = Literal["keep", "drop", "refill"]
 """How to handle a group with equal rewards: keep it, drop it (return an empty list), or play it again."""
+
+
+class Started(msgspec.Struct, frozen=True):
+    """The response to a start: the id of the episode, its first observation and its tools."""
+
+    episode: str
+    observation: Observation
+    tools: list[dict[str, Any]] = []
+    """The tools that may be called, in OpenAI's form."""
+    contract: Contract = Contract()
+    """The contract of the episode: its limits, and the meaning of its reward."""
 
 
 class PlayOptions(TypedDict, total=False):

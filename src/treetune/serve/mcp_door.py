@@ -27,8 +27,8 @@ from treetune.chat.calls import call_message
 from treetune.core.environment import Step
 from treetune.core.task import Task
 from treetune.errors import TreetuneError, UsageError, format_error
-from treetune.play.episode import Started
 from treetune.play.episode_table import SessionLimits
+from treetune.play.protocol import Started
 from treetune.play.toolbox import parts_of
 from treetune.serve.http.wire import encode, read_content
 from treetune.serve.server import Door, EnvServer

@@ -23,11 +23,10 @@ from treetune.core.contract import Limits
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.errors import DrawFailed, StreamEnded, TreetuneError, UsageError
-from treetune.play.episode import Started
 from treetune.play.episode_table import SessionLimits
 from treetune.play.host import info_of
 from treetune.play.leases import DRAW_TRIES, LONGEST_LEASE, Draw
-from treetune.play.protocol import Info
+from treetune.play.protocol import Info, Started
 from treetune.play.streams import Streams, load
 from treetune.runs.rolling import RollingRun
 from treetune.serve import process_limits

@@ -23,8 +23,8 @@ from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace
 from treetune.errors import EnvironmentFault, format_error
-from treetune.play.episode import Started
 from treetune.play.episode_table import EpisodeHandle
+from treetune.play.protocol import Started
 from treetune.play.streams import Streams
 from treetune.runs.rolling import RollingRun
 from treetune.serve import messages

@@ -23,8 +23,9 @@ import zmq
 from treetune.core.environment import Action, Sink, show_to
 from treetune.core.taskset import Taskset
 from treetune.errors import TreetuneError
-from treetune.play.episode import DeadlinePassed, Episode, Started
+from treetune.play.episode import DeadlinePassed, Episode
 from treetune.play.episode_table import MANY_ENDED, EpisodeEnded, trim_memory
+from treetune.play.protocol import Started
 from treetune.play.streams import Streams
 from treetune.serve.errors import Cancelled, WorkerLost
 from treetune.serve.host import HostSpec, Scored, ServerHost

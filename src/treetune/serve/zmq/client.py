@@ -33,9 +33,8 @@ from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace
 from treetune.errors import TreetuneError, UsageError
-from treetune.play.episode import Started
 from treetune.play.group import sample_groups as sample_groups_of
-from treetune.play.protocol import PROTOCOL, GroupOptions, Health, Info, PlayOptions
+from treetune.play.protocol import PROTOCOL, GroupOptions, Health, Info, PlayOptions, Started
 from treetune.play.streams import State, StreamState
 from treetune.play.weights import PAUSE_SECONDS, Calls, check_pause, check_version
 from treetune.serve import messages
