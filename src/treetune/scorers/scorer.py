@@ -62,6 +62,10 @@ class Scorer(
         """A reply with a text as its answer, in the place where this scorer looks."""
         return text if self.answer is None else self.answer.fill(text)
 
+    def is_verbatim(self, found: Extraction, reply: str, truths: Sequence[Any]) -> bool:
+        """Whether a reply without an answer is a ground truth to the letter, such as several lines or an address."""
+        return self.answer is None and found.text is None and reply.strip() in [str(one).strip() for one in truths]
+
     def problem(self, truth: Any, task: Task | None = None) -> str | None:
         """What makes a ground truth unusable, because no answer can be right; None if it is usable."""
         return self.fault(truth, task) if truths_of(truth) else "is missing"
@@ -172,8 +176,10 @@ def judged(found: Extraction, right: bool, truths: Sequence[Any]) -> Score:
 
 def explain(found: Extraction, problem: str) -> str:
     """Whether an answer is right (it is if there is no `problem`), and in which form it was found."""
-    if found.text is None or not found.form:
-        return found.why or problem or "right"
+    if found.text is None:
+        return (found.why or problem) if problem else "right, the ground truth to the letter"
+    if not found.form:
+        return problem or "right"
     return f"{problem}; read from {found.form}" if problem else f"right, from {found.form}"
 
 
@@ -186,7 +192,8 @@ class Rule(Scorer, frozen=True, tag="rule"):
             found = extract(answer, self.answer, read_amount)
             return judged(found, found.text is not None and found.value in numbers, truths)
         found = extract(answer, self.answer, read_text)
-        return judged(found, found.text is not None and any(same(found.text, one) for one in truths), truths)
+        right = found.text is not None and any(same(found.text, one) for one in truths)
+        return judged(found, right or self.is_verbatim(found, answer, truths), truths)
 
 
 TRIED = ("rule", "exact", "includes", "number", "choice", "math")

@@ -49,6 +49,7 @@ class Exact(Scorer, frozen=True, tag="exact"):
         else:
             found = extract(answer, self.answer, read_text)
             right = found.text is not None and any(self._is_same(found, str(one)) for one in truths)
+            right = right or self.is_verbatim(found, answer, truths)
         return judged(found, right, truths)
 
     def _read_raw(self, answer: str) -> Extraction:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from treetune.scorers.reading.numerals import plain, read_number, read_truth
-from treetune.scorers.reading.statements import FIRST, PROSE, SENTENCES, Extraction, Statement
+from treetune.scorers.reading.statements import FIRST, PROSE, SENTENCES, Extraction, Statement, clean
 from treetune.scorers.reading.words import denied, either, hedged
 
 
@@ -38,7 +38,10 @@ def answer_key(text: str) -> str:
     return f"{text_key(text) or text}{'?' if text.endswith(_ASKS) else ''}"
 
 
-truth_key = lru_cache(maxsize=4096)(answer_key)
+@lru_cache(maxsize=4096)
+def truth_key(truth: str) -> str:
+    """The key of the answer that is right. What is ignored in replies is ignored in a truth too."""
+    return answer_key(clean(truth).strip() or truth)
 
 
 def same(answer: str, truth: Any) -> bool:
