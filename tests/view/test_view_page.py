@@ -423,7 +423,7 @@ def test_what_is_suspicious_is_listed_by_rule(page):
 def test_a_rollout_is_marked_and_commented(page, folder):
     page.go("/run/0/at/8", until=".mark textarea")
     page.press("2")
-    page.sees(".mark .said", "Kept")
+    page.sees(".mark .said", "Stored")
     page.type(".mark textarea", "look at the sign").send_keys("\t")
     page.waits(lambda: "look at the sign" in (folder / "base" / "marks.jsonl").read_text(), "the comment")
     page.go("/run/0/rollouts?q=mark%3Dbad")
