@@ -365,7 +365,7 @@ def test_a_group_is_refused_by_a_trainer_that_plays_episodes_alone(trainer, trai
 @settings(alike, max_examples=settings.default.max_examples // 3)
 @given(drawn=random_environments.stories)
 @pytest.mark.slow
-@pytest.mark.parametrize(("trainer", "way"), [("TRL", "rollout_func"), ("verl", "v0"), ("SkyRL", "")])
+@pytest.mark.parametrize(("trainer", "way"), [("TRL", "rollout_func"), ("verl", "v0"), ("verl", "v1"), ("SkyRL", "")])
 def test_random_tasks_earn_the_same_in_a_trainer_or_are_refused(trainer, way, drawn, trainers):
     story = random_environments.write(drawn, trainers.folder(trainer))
     check_random(trainers.play(trainer, story, way), story, trainer, trains=True)
