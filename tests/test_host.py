@@ -247,6 +247,25 @@ def test_a_rollout_of_a_group_scored_taskset_is_refused_with_the_remedy():
     assert [trace.rollout for trace in traces] == [0, 1, 2]
 
 
+def test_a_stepped_episode_is_scored_alone_and_the_host_says_so_once():
+    class AlsoRanked(Letters):
+        def score_group(self, task, traces):
+            return [2.0] * len(traces)
+
+    async def play():
+        host = await host_of(AlsoRanked())
+        for _ in range(2):
+            started = await host.start(await host.sample())
+            await host.cancel(started.episode)
+
+    with pytest.warns(UserWarning, match="score_group") as said:
+        run(play())
+    assert [str(one.message) for one in said if "score_group() of AlsoRanked" in str(one.message)] == [
+        "score_group() of AlsoRanked is not called for episodes that a client steps: each is scored alone "
+        "(run_group() plays and scores a whole group)"
+    ]
+
+
 def test_a_named_request_can_be_cancelled():
     class Waits(Letters):
         ended = False

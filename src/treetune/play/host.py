@@ -12,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import cache
 from typing import Any, Self, TypeVar, Unpack
 
 import msgspec
@@ -227,6 +229,8 @@ class LocalHost:
                 record.fail(error, "start")
                 record.end(Outcome.ENVIRONMENT_ERROR)
             raise
+        if started.contract.group_score:
+            _warn_of_groups(self.taskset.name)
         if record is not None:
             record.begin(started.observation, started.tools)
         self.episodes.add(id, home, terms or self._terms, name, record)
@@ -320,4 +324,14 @@ def info_of(streams: Streams) -> Info:
         cursor=streams.cursor(),
         cursors=dict(streams.cursors),
         by_index=not streams.sequential,
+    )
+
+
+@cache
+def _warn_of_groups(taskset: str) -> None:
+    """Report once that episodes of a taskset are scored without their group."""
+    warnings.warn(
+        f"score_group() of {taskset} is not called for episodes that a client steps: each is scored alone "
+        "(run_group() plays and scores a whole group)",
+        stacklevel=2,
     )
