@@ -31,7 +31,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     epochs = request.count_epochs("total_train_epochs", 1, per_epoch) if count else 1
     steps = request.steps or epochs * per_epoch
     every = interval(steps, to_the_end=True)
-    what = f"{NONE}the tasks of a server cannot be told apart; name the TARGET that it serves"
+    what = f"{NONE}a server does not say which tasks are which; name the TARGET that it serves"
     validation = what if held is None else held.what
     validates = held is not None and len(held.val) > 0
     tenth = describe_interval(steps) + ("; AReaL does not save the last step by itself" if steps % every else "")

@@ -38,7 +38,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     declared = most_turns(built)
     turns = min(declared, request.own.get("max_turns", declared))
     if turns == 1 < declared:
-        raise UsageError("max_turns=1: SkyRL takes 1 for no limit of yours", remedy="pass 2 or more")
+        raise UsageError("max_turns=1: SkyRL reads 1 as no limit", remedy="pass 2 or more")
     if "turn_discount" in request.own:
         remedy = "declare it where the tasks are: CONTRACT = Contract(turn_discount=...)"
         raise UsageError("turn_discount: SkyRL's environments take it from the tasks", remedy=remedy)

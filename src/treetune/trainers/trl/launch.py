@@ -29,7 +29,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         target = str(Path(target).absolute())
     given = dict(map(launch.split_override, request.overrides))
     if tasks.train is None:
-        validation = f"{NONE}the tasks of a server cannot be told apart; name the TARGET that it serves"
+        validation = f"{NONE}a server does not say which tasks are which; name the TARGET that it serves"
     elif given.get("trainer") == "async":
         validation = f"{NONE}AsyncGRPO does not sample for it"
     else:
