@@ -33,6 +33,7 @@ from treetune.errors import MissingExtraError, TreetuneError
 from treetune.play.episode_table import EpisodeEnded, NameTaken, WrongTurn
 from treetune.system.http_body import BodyTooLarge
 from treetune.tasksets.tools import calculator
+from treetune.trainers.credit import row_weight
 
 MESSAGES = Path(__file__).parent / "support" / "messages.txt"
 TASKS = """
@@ -167,6 +168,7 @@ EXAMPLES: dict[str, Callable[[Path], object]] = {
     "unknown-name": command("show", "arithmetik"),
     "untrusted-code": foreign_rows,
     "code-not-loaded": command("show", "missing.py:Tasks"),
+    "credit": lambda folder: row_weight("gspo", 1, 2, 2, 1),
     "cannot-resume": other_config,
     "taskset": command("show", "tasks.py:Broken"),
     "no-tasks": command("show", "tasks.py:Empty"),

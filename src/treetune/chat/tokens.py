@@ -53,6 +53,14 @@ class LastTurn(NamedTuple):
     """The message made from the sampled tokens. A conversation with this message continues them."""
 
 
+class Span(NamedTuple):
+    """The tokens that were sampled in a turn of the episode; `first` to before `end` in its sequence."""
+
+    turn: int
+    first: int
+    end: int
+
+
 class TokenSequence(msgspec.Struct):
     ids: list[int] = []
     """All tokens, given and sampled."""
@@ -66,6 +74,8 @@ class TokenSequence(msgspec.Struct):
     """Whether the prompt did not continue the last sequence, because the template rewrote an earlier message."""
     realigned: int = 0
     """How many of its prompts differ from the template's text in order to continue the sampled tokens."""
+    spans: list[Span] = []
+    """Its turns, which are counted over all sequences of the episode."""
 
 
 class Tokens(msgspec.Struct, dict=True):
@@ -111,6 +121,8 @@ class Tokens(msgspec.Struct, dict=True):
             sequence.versions += [-1] * (before + len(given) - len(sequence.versions))
             sequence.versions += versions if versions is not None else [-1] * count
         sequence.realigned += prompt.realigned
+        turn = sum(len(each.spans) for each in self.sequences)
+        sequence.spans.append(Span(turn, len(sequence.ids) - count, len(sequence.ids)))
         self.last = LastTurn(prompt, sampled, None if message is None else dict(message))
 
     def _continued_by(self, prompt_ids: list[int], logprobs: bool) -> TokenSequence:

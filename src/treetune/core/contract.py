@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec.structs import asdict, replace
 
 from treetune.core.score import total
-from treetune.errors import EnvironmentFault
+from treetune.errors import CreditError, EnvironmentFault
 
 if TYPE_CHECKING:
     from treetune.core.task import Task
@@ -31,6 +31,7 @@ ONE_REWARD = "one reward for an episode: those of its turns are summed"
 """What trainers say that take no rewards of turns."""
 SCORED_ALONE = "each episode is scored alone"
 """What all places say that do not score the rollouts of a task together."""
+Credit = Literal["outcome", "turn"]
 _Turns = Annotated[int, msgspec.Meta(ge=1)]
 
 
@@ -73,6 +74,11 @@ class Contract(Limits, frozen=True, kw_only=True, forbid_unknown_fields=False):
     turn_discount: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     """Trainers train on the reward times this for each turn, the first included. Evaluations and servers report the
     reward itself."""
+    credit: Credit | None = None
+    """What the tokens of a turn are trained with: `outcome`, the reward of the episode, or `turn`, what was earned from
+    this turn on. Absent: `outcome`."""
+    credit_discount: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    """With `credit: turn`, the factor for what later turns earned, for each turn in between. Absent: 1."""
     group_score: bool = False
     """Whether the taskset's `score_group` scores the rollouts of a task together; set by the taskset."""
 
@@ -111,8 +117,18 @@ class Contract(Limits, frozen=True, kw_only=True, forbid_unknown_fields=False):
 
     @property
     def resolved(self) -> Contract:
-        """The contract, with the default turn limit if none is declared."""
-        return replace(self, max_turns=self.turns)
+        """The contract, with the defaults of the fields that are not declared."""
+        credit, discount = self.turn_credit
+        return replace(self, max_turns=self.turns, credit=credit, credit_discount=discount)
+
+    @property
+    def turn_credit(self) -> tuple[Credit, float]:
+        """The credit and its discount, declared or not. Raises if the discount would have no effect."""
+        credit, discount = self.credit or "outcome", 1.0 if self.credit_discount is None else self.credit_discount
+        if credit == "outcome" and discount != 1:
+            remedy = "declare credit: turn, or leave credit_discount out"
+            raise CreditError(f"credit_discount is {discount:g}, and credit by outcome has no discount", remedy=remedy)
+        return credit, discount
 
 
 _PLAIN = Contract()

@@ -260,6 +260,7 @@ class Taskset(Draws[TaskT, ConfigT]):
         declared: Contract = getattr(environment, "CONTRACT", _SILENT).override(self.CONTRACT)
         if declared.max_turns == 1 and self.offers_tools(task):
             declared = msgspec.structs.replace(declared, max_turns=None)  # the environment takes one answer after calls
+        _ = declared.turn_credit  # raises if it is impossible
         return msgspec.structs.replace(declared.of_task(task), group_score=self.scores_group_of(task))
 
     def environment_spec(self, env_class: str) -> str:

@@ -100,6 +100,10 @@ class PluginError(UsageError, code="code-not-loaded"):
     """A file or module did not provide the class it should."""
 
 
+class CreditError(UsageError, code="credit"):
+    """The credit of turns, or the weight of training rows, is not possible with these settings of a trainer."""
+
+
 class ResumeError(UsageError, code="cannot-resume"):
     """A run or a saved state cannot be resumed."""
 

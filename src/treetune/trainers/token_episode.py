@@ -164,10 +164,11 @@ class PlayedEpisode:
         return total(self.rewards) if self.group_reward is None else self.group_reward
 
     def shape_each(self, turns: int) -> list[float]:
-        """Return the rewards of the steps to train on; their sum is `score(turns)`."""
-        each, reward = self.contract.shape_each(self.rewards), self.score(turns)
+        """Return the rewards of the steps to train on; their sum is `score(turns)`. The last one includes what the
+        discount, a hook or the group's score changed."""
+        each, reward = list(self.rewards), self.score(turns)
         if each and reward is not None and (rest := reward - total(each)):
-            each[-1] += rest  # from a hook, or from the group's score
+            each[-1] += rest
         return each
 
 
