@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import pytest
 from serving import served
 
 from treetune import Contract, Environment, Limits, Outcome, Step, Task, Taskset, run_rollout, tool
+from treetune.core.from_config import build_taskset
 from treetune.core.mixture import Mixture
 from treetune.core.policy import Completion, Policy
+from treetune.core.taskset_config import TasksetConfig
 from treetune.core.trace import decode_trace, encode_trace
+from treetune.data.rows.taskset import RowsConfig, RowsTaskset
+from treetune.errors import ConfigError
 from treetune.play.episode import DeadlinePassed, Episode
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.client import TaskServerClient
@@ -68,13 +73,15 @@ def contract_in(taskset, index, limits=None):
 
 def test_an_environment_declares_it_and_the_taskset_and_the_task_replace_parts_of_it():
     assert contract_in(Climbs(), 0) == Contract(max_turns=30, turn_discount=0.5)
-    assert (contract_in(Climbs(), 1).turns, contract_in(Climbs(), 1).turn_discount) == (256, 1.0)
+    assert (contract_in(Climbs(), 1).turns, contract_in(Climbs(), 1).discount) == (256, 1.0)
     assert contract_in(Lower(), 0) == Contract(max_turns=12, turn_discount=0.5)
     assert contract_in(Climbs(), 2).turns == contract_in(Lower(), 2).turns == 3
 
 
 def test_a_run_lowers_its_limits_and_never_raises_them():
-    assert contract_in(Climbs(), 0, Limits(max_turns=9, max_tool_calls=200)) == Contract(max_turns=9, turn_discount=0.5)
+    assert contract_in(Climbs(), 0, Limits(max_turns=9, max_tool_calls=200)) == Contract(
+        max_turns=9, turn_discount=0.5, max_tool_calls=128
+    )
     assert contract_in(Climbs(), 0, Limits(max_turns=90)).turns == 30
 
 
@@ -200,3 +207,64 @@ def test_a_column_is_the_turn_limit_of_each_row_of_a_dataset_task(tmp_path):
     }
     taskset = DatasetTaskset(node, cache_dir=tmp_path / "cache")
     assert [taskset.contract_of(task).turns for task in taskset.draw(2)] == [2, 9]
+
+
+class Keys(Climbs):
+    CONTRACT = Contract(timeout=60.0)
+
+
+def test_a_config_declares_it_without_a_class_and_a_declared_default_counts():
+    declared = {"max_turns": 4, "turn_discount": 1, "max_tool_calls": 128}
+    taskset = Keys(TasksetConfig(contract=Contract(**declared)))
+    assert contract_in(taskset, 0).declared == {**declared, "timeout": 60.0}
+    assert (contract_in(taskset, 1).turns, contract_in(taskset, 2).turns) == (4, 3)
+    assert contract_in(Climbs(), 0).discount == 0.5
+    entries = [{"id": "reverse-text", "contract": {"timeout": seconds}} for seconds in (7, 8)]
+    mixture = build_taskset({"id": "mixture", "sources": entries})
+    assert {contract_in(mixture, index).timeout for index in range(12)} == {7, 8}
+
+
+@pytest.mark.parametrize(
+    ("node", "faults"),
+    [
+        (
+            {"id": "reverse-text", "contract": {"max_turn": 3}},
+            "contract.max_turn: unknown key; did you mean",
+        ),
+        ({"id": "reverse-text", "contract": {"turn_discount": 2}}, "contract.turn_discount: "),
+        ({"id": "reverse-text", "contract": {"group_score": True}}, "contract.group_score: "),
+        ({"id": "wikispeedia", "graph": "g", "contract": {"max_turns": 3}}, "contract.max_turns: .* write max_turns"),
+        ({"id": "rows", "files": ["r.jsonl"], "contract": {"max_turns": 3}}, "contract: .*where they are declared"),
+        ({"id": "union", "sources": [], "contract": {"max_turns": 3}}, "contract: .*where they are declared"),
+    ],
+)
+def test_a_contract_that_cannot_hold_is_refused_with_its_key(node, faults):
+    with pytest.raises(ConfigError) as caught:
+        build_taskset(node)
+    assert re.search(rf"taskset\.{faults}", str(caught.value))
+
+
+ROWS = """\
+train_tasks:
+- loading_params: {args: [json], kwargs: {data_files: sums.jsonl, split: train}}
+  prompt_template: "{q}"
+  ground_truth: a
+  env_class: gsm8k_multi_turn
+  contract: {max_turns: 3, turn_discount: 0.5}
+"""
+
+
+@pytest.mark.parametrize("format", ["verl", "skyrl", "trl"])
+def test_rows_carry_the_contract_of_their_yaml_and_show_prints_it(format, tmp_path, treetune, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums.jsonl").write_text('{"q": "1 + 1?", "a": "2"}\n')
+    (tmp_path / "sums.yaml").write_text(ROWS)
+    (path,) = treetune("build", "sums.yaml", "--format", format, "--json").json["train_files"]
+    taskset = RowsTaskset(RowsConfig(files=[path]))
+    declared = {"max_turns": 3, "turn_discount": 0.5}
+    assert contract_in(taskset, 0).declared == declared
+    for target in ("sums.yaml", path):
+        (task,) = treetune("show", target, "--json").json["tasks"]
+        assert task["contract"] == declared
+    (tmp_path / "sums.yaml").write_text(ROWS.replace("max_turns", "max_turn"))
+    assert "line 6, train_tasks[0].contract.max_turn: unknown key; did you mean" in treetune("build", "sums.yaml").err

@@ -251,7 +251,7 @@ def test_the_discount_is_in_traces_and_is_declared_by_the_doors_that_have_a_fiel
             return declared, (await client.start(await client.sample(0))).contract, await episodes.info()
 
     over_http, over_zmq, info = asyncio.run(ask())
-    assert over_http == over_zmq == Contract(max_turns=12, turn_discount=0.5)
+    assert over_http == over_zmq == Contract(max_turns=12, turn_discount=0.5).resolved
     assert (info["contract"]["max_turns"], info["contract"]["turn_discount"]) == (12, 0.5)
 
 

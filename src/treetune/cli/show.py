@@ -83,6 +83,9 @@ def show_command(
     for task, gold, offered in zip(tasks, golds, tools, strict=True):
         entry = {**to_plain(task), "uid": task.uid, "ground_truth": task.ground_truth, "tools": offered}
         entry |= {"gold_failure": str(gold)} if isinstance(gold, TreetuneError) else {"gold": gold}
+        with suppress(TreetuneError):  # an environment that is not known is reported when it is played
+            if (contract := taskset.contract_of(task).declared) != {"max_turns": 1}:
+                entry["contract"] = contract
         if chat is not None and has_images(task.messages):
             entry["rendered"] = "not rendered: images need the processor of the model"
         elif chat is not None and task.messages:

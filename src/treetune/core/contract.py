@@ -19,14 +19,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import msgspec
 from msgspec.structs import asdict, replace
 
+from treetune.config.structs import without_none
 from treetune.core.score import total
-from treetune.errors import CreditError, EnvironmentFault
+from treetune.errors import ConfigError, CreditError, EnvironmentFault
 
 if TYPE_CHECKING:
     from treetune.core.task import Task
 
 MOST_TURNS = 256
 """The turn limit of an episode if nothing declares one."""
+MOST_TOOL_CALLS = 128
+"""The limit of tool calls in an episode if nothing declares one."""
 ONE_REWARD = "one reward for an episode: those of its turns are summed"
 """What trainers say that take no rewards of turns."""
 SCORED_ALONE = "each episode is scored alone"
@@ -42,9 +45,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The maximum seconds of a rollout, of scoring a group, and of each call of an episode that a client steps."""
     timeout_reward: float | None = None
     """The reward of a started episode that exceeds `timeout`. Absent: it has no reward and counts as a failure."""
-    max_tool_calls: Annotated[int, msgspec.Meta(ge=0)] = 128
+    max_tool_calls: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """The maximum number of tool calls per episode. Further calls are refused. If the model keeps calling, the episode
-    is truncated."""
+    is truncated. Absent: what the task or its environment declares, else 128."""
 
     def __post_init__(self) -> None:
         if self.timeout_reward is not None and not math.isfinite(self.timeout_reward):
@@ -64,16 +67,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             max_turns=_least(self.max_turns, by.max_turns),
             timeout=_least(self.timeout, by.timeout),
             timeout_reward=earns,
-            max_tool_calls=min(self.max_tool_calls, by.max_tool_calls),
+            max_tool_calls=_least(self.max_tool_calls, by.max_tool_calls),
         )
 
 
 class Contract(Limits, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """The `timeout` of a contract is the time of the whole episode, including that of the model."""
+    """None means that a field is not declared. The `timeout` of a contract is the time of the whole episode, including
+    that of the model."""
 
-    turn_discount: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    turn_discount: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     """Trainers train on the reward times this for each turn, the first included. Evaluations and servers report the
-    reward itself."""
+    reward itself. Absent: 1."""
     credit: Credit | None = None
     """What the tokens of a turn are trained with: `outcome`, the reward of the episode, or `turn`, what was earned from
     this turn on. Absent: `outcome`."""
@@ -87,10 +91,23 @@ class Contract(Limits, frozen=True, kw_only=True, forbid_unknown_fields=False):
         """The turn limit, declared or not."""
         return self.max_turns or MOST_TURNS
 
+    @property
+    def tool_calls(self) -> int:
+        """The limit of tool calls, declared or not."""
+        return MOST_TOOL_CALLS if self.max_tool_calls is None else self.max_tool_calls
+
+    @property
+    def discount(self) -> float:
+        """The factor for each turn, declared or not."""
+        return 1.0 if self.turn_discount is None else self.turn_discount
+
+    def narrow(self, by: Limits) -> Self:
+        known = self if by.max_tool_calls is None else replace(self, max_tool_calls=self.tool_calls)  # never raised
+        return super(Contract, known).narrow(by)
+
     def override(self, by: Contract) -> Contract:
         """This contract, with the fields that another contract declares."""
-        declared = {name: value for name, value in asdict(by).items() if value != getattr(_PLAIN, name)}
-        return replace(self, **declared)
+        return replace(self, **without_none(asdict(by)))
 
     def of_task(self, task: Task) -> Contract:
         """This contract with the turn limit of a task or row, `extra_info.max_turns`, if it has one."""
@@ -105,21 +122,27 @@ class Contract(Limits, frozen=True, kw_only=True, forbid_unknown_fields=False):
 
     def shape(self, reward: float, turns: int) -> float:
         """The reward to train on, for an episode of this many turns."""
-        return reward * self.turn_discount**turns
+        return reward * self.discount**turns
 
     def shape_each(self, rewards: Sequence[float]) -> list[float]:
         """The rewards of the turns to train on. At every turn, the values so far sum to the shaped reward so far."""
-        if self.turn_discount == 1:
+        if self.discount == 1:
             return list(rewards)
         sums = [total(rewards[:turns]) for turns in range(len(rewards) + 1)]
         shaped = [self.shape(reward, turns) for turns, reward in enumerate(sums)]
         return [after - before for before, after in pairwise(shaped)]
 
     @property
+    def declared(self) -> dict[str, Any]:
+        """The fields that are declared."""
+        return {name: value for name, value in asdict(self).items() if value is not None and value is not False}
+
+    @property
     def resolved(self) -> Contract:
         """The contract, with the defaults of the fields that are not declared."""
-        credit, discount = self.turn_credit
-        return replace(self, max_turns=self.turns, credit=credit, credit_discount=discount)
+        credit, by = self.turn_credit
+        known = {"max_turns": self.turns, "max_tool_calls": self.tool_calls, "turn_discount": self.discount}
+        return replace(self, **known, credit=credit, credit_discount=by)
 
     @property
     def turn_credit(self) -> tuple[Credit, float]:
@@ -131,7 +154,20 @@ class Contract(Limits, frozen=True, kw_only=True, forbid_unknown_fields=False):
         return credit, discount
 
 
-_PLAIN = Contract()
+def override_by_config(taskset: Any) -> Contract:
+    """The contract of a taskset's class, with the fields that its config declares."""
+    declared = taskset.config.contract
+    faults = []
+    if taskset.overrides("contract_of"):
+        faults.append(("taskset.contract", "these tasks have contracts of their own: write it where they are declared"))
+    if declared.max_turns is not None and "max_turns" in taskset.config.__struct_fields__:
+        faults.append(("taskset.contract.max_turns", "these tasks have a key for it: write max_turns"))
+    if declared.group_score:
+        faults.append(("taskset.contract.group_score", "is not declared: a taskset with score_group() has it"))
+    if faults:
+        raise ConfigError(faults)
+    known: Contract = taskset.CONTRACT
+    return known.override(declared)
 
 
 def _least(one: Any, other: Any) -> Any:

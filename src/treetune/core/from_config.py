@@ -185,7 +185,7 @@ def custom_class(node: Any, path: str) -> type:
     remedy = f"set {path}.name to one of: {', '.join(own)}" if own else f"set {path}.name"
     if not isinstance(cls, type):
         raise UsageError(f"{place} has no class {name!r}", remedy=remedy)
-    bases = (Taskset.__module__, tables["TASKSETS"]["dataset"].partition(":")[0])
+    bases = {Taskset.__module__, tables["TASKSETS"]["dataset"].partition(":")[0]} - {module.__name__}
     if cls.__module__ in bases and issubclass(cls, Taskset):
         raise UsageError(f"{name!r} in {place} is only the base class that it imports", remedy=remedy)
     return cls

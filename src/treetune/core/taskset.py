@@ -20,7 +20,7 @@ from treetune.chat.message import add_paragraph
 from treetune.config.code_files import parse_again
 from treetune.config.plugins import absolute_spec, folders_of
 from treetune.config.trust import USER, Origin, current_origin, names_from
-from treetune.core.contract import SCORED_ALONE, Contract
+from treetune.core.contract import SCORED_ALONE, Contract, override_by_config
 from treetune.core.draws import ConfigT, Draws, TaskT
 from treetune.core.finding import Flaw
 from treetune.core.score import UNCHECKED, VALID, Score, Verdict, invalid
@@ -43,9 +43,6 @@ from treetune.errors import Declared, TasksetError, TreetuneError, UsageError, p
 if TYPE_CHECKING:
     from treetune.core.environment import Environment, Rendered
     from treetune.core.trace import Trace
-
-
-_SILENT = Contract()
 
 
 class Taskset(Draws[TaskT, ConfigT]):
@@ -115,6 +112,8 @@ class Taskset(Draws[TaskT, ConfigT]):
 
     def __init__(self, config: ConfigT | None = None) -> None:
         self.config = config if config is not None else self.config_type()  # type: ignore[assignment]
+        if self.config.contract is not None:
+            self.CONTRACT = override_by_config(self)
         self.name = type(self).__name__
         self._origin = current_origin()
         if not self.overrides("load_tasks") and not self.overrides("task_at"):
@@ -257,11 +256,12 @@ class Taskset(Draws[TaskT, ConfigT]):
 
         if environment is None and not self.overrides("environment"):
             environment = SingleTurn if task.env_class is None else self.environment_class(task.env_class)
-        declared: Contract = getattr(environment, "CONTRACT", _SILENT).override(self.CONTRACT)
+        declared: Contract = getattr(environment, "CONTRACT", Contract())
         if declared.max_turns == 1 and self.offers_tools(task):
             declared = msgspec.structs.replace(declared, max_turns=None)  # the environment takes one answer after calls
+        declared = declared.override(self.CONTRACT).of_task(task)
         _ = declared.turn_credit  # raises if it is impossible
-        return msgspec.structs.replace(declared.of_task(task), group_score=self.scores_group_of(task))
+        return msgspec.structs.replace(declared, group_score=self.scores_group_of(task))
 
     def environment_spec(self, env_class: str) -> str:
         """Resolve the name of an environment; `file.py:Name` is looked up next to the taskset's own file."""

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from treetune.core.contract import Contract
 from treetune.core.profile import ProfileConfig
 
 
@@ -21,6 +22,10 @@ class TasksetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Absent: load order, the same every epoch. Present: a fresh permutation each epoch."""
     profile: ProfileConfig | None = None
     """Selects tasks by their pass rates, and sets how often each is drawn."""
+
+    contract: Contract | None = None
+    """What its episodes promise everywhere: `{max_turns: 12, turn_discount: 0.95}`. These fields replace those that its
+    class and environments declare."""
 
     tools: list[str | dict[str, Any]] = []
     """Tools that a model may call in every task: names, or a name with settings, `{search: {corpus: docs.jsonl}}`.

@@ -218,7 +218,7 @@ class Episode:
             return
         rules = [*own, *(tool for tool in offered if isinstance(tool, Tool))]
         sources = [source for source in offered if isinstance(source, ToolSource)]
-        self._toolbox = Toolbox(rules, sources, most_calls=self.contract.max_tool_calls, recorded=self._recorded)
+        self._toolbox = Toolbox(rules, sources, most_calls=self.contract.tool_calls, recorded=self._recorded)
         await self._toolbox.open()
         self.tools = self._toolbox.schemas
 

@@ -165,7 +165,7 @@ class Rollout:
     async def _play(self) -> None:
         self._observed = (await self._episode.begin()).messages()
         self._limits, self._until = self._episode.contract, self._episode.until
-        self.trace.turn_discount = self._episode.contract.turn_discount
+        self.trace.turn_discount = self._episode.contract.discount
         self.trace.tools = self._episode.tools
         await play_turns(self._answer, self._step, self._observe)
 

@@ -93,7 +93,7 @@ def trace_of(
         result.add(Step(Observation("messages", []), info=info))
     result.write_to(trace)
     if played is not None:
-        trace.turn_discount = played.contract.turn_discount
+        trace.turn_discount = played.contract.discount
     if reward != trace.shaped_reward:
         trace.metrics = {**trace.metrics, "trained_reward": float(reward or 0.0)}
     if info.get("truncated"):

@@ -52,7 +52,7 @@ class Hooks:
 
     def contract_of(self, episode: Any) -> Contract:
         """The contract of an episode, with the user's own turn limit and discount."""
-        contract: Contract = getattr(episode, "contract", None) or self.FOREIGN
+        contract = self.FOREIGN.override(getattr(episode, "contract", None) or Contract())
         if contract.group_score and episode is not None and not hasattr(episode, "score_group"):
             _say_once(f"score_group() of the tasks is not called here: {SCORED_ALONE}")
         if self.max_turns is not None and self.max_turns < contract.turns:
@@ -143,7 +143,7 @@ class PlayedEpisode:
             return None
         if not self.hooks.TURN_REWARDS and sum(map(bool, self.rewards)) > 1:
             _say_once(f"the trainer takes {ONE_REWARD}")
-        info = {**self.info, "turn_discount": self.contract.turn_discount}
+        info = {**self.info, "turn_discount": self.contract.discount}
         return self.hooks.shape_reward(self.raw_reward, turns, info)
 
     @property

@@ -239,7 +239,7 @@ def has_turns(taskset: DatasetTaskset) -> bool | None:
     config = taskset.config
     if not isinstance(taskset, DatasetTaskset):
         return taskset.has_turns()  # any other taskset: its tasks determine this
-    if config.tools or taskset.tool_methods:
+    if config.tools or taskset.tool_methods or (taskset.CONTRACT.max_turns or 1) > 1:
         return True
     if config.env_class is None:
         return None if taskset.overrides("environment") else False

@@ -131,8 +131,8 @@ class TreetuneTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
     """Time limit of one episode, in seconds."""
     timeout_reward: float | None = None
     """The reward of an episode that ran out of time. By default it has no reward and is a failure."""
-    max_tool_calls: int = 128
-    """The maximum number of tool calls in one episode."""
+    max_tool_calls: int | None = None
+    """The maximum number of tool calls in one episode. By default, the one that the task declares, or 128."""
     model_timeout: float = 3600.0
     """Timeout of one model call, in seconds."""
     model_retries: int = 6
