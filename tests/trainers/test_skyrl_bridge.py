@@ -20,17 +20,20 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
+import paid_turns
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from kinds import write_targets
 from omegaconf import OmegaConf
+from raising import raises_code
 from serve_process import serve
 
 from treetune import Action, Environment, Step, Task, make, register
 from treetune.config.plugins import environments
 from treetune.data.rows import read_rows
 from treetune.data.rows.formats import FORMATS
+from treetune.data.sources.names import File, FileKind
 from treetune.data.validate import validate_dataset, write_tasks
 from treetune.errors import (
     ConfigError,
@@ -43,7 +46,14 @@ from treetune.errors import (
 )
 from treetune.system.threads import call
 from treetune.trainers import skyrl
-from treetune.trainers.skyrl.tasks import _entries_for, _resolve, cli_overrides, shell_words
+from treetune.trainers.skyrl.tasks import (
+    _entries_for,
+    _resolve,
+    cli_overrides,
+    list_environments,
+    read_credit,
+    shell_words,
+)
 
 STAND_INS = Path(__file__).parents[1] / "support" / "stand_ins"
 SRC = Path(__file__).parents[2] / "src"
@@ -326,6 +336,25 @@ class Halves(Taskset):
     env.init(row["prompt"])
     steps = [env.step("1"), env.step("1")]
     assert [(step["reward"], step["done"]) for step in steps] == [(0.5, False), (0.0, True)]  # 2 / 2^2 in all
+
+
+def test_the_credit_of_a_training_is_what_its_tasks_declare_and_one_for_all(gym, treetune, tmp_path, monkeypatch):
+    paid_turns.write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def rows_of(name):
+        built = treetune("build", f"paid_turns_tasks.py:{name}", "--format", "skyrl", "--json")
+        return File(Path(built.json["train_files"][0]), FileKind.PARQUET)
+
+    files = [rows_of(name) for name in ("ByTurn", "Discounted", "ByOutcome")]
+    skyrl.register()
+    for ids in map(list_environments, files):
+        for id in ids:
+            skyrl.register(id)
+    assert [read_credit([file], gym.registry) for file in files] == [("turn", 1.0), ("turn", 0.5), ("outcome", 1.0)]
+    assert read_credit(files[2:], {}) == ("outcome", 1.0)
+    with raises_code("credit", "turn, 1", "outcome, 1"):
+        read_credit([files[0], files[2]], gym.registry)
 
 
 def test_an_environment_that_ends_by_itself_at_its_last_turn_is_not_cut(gym):

@@ -28,6 +28,7 @@ from treetune.chat.message import Message
 from treetune.chat.tool_template import with_tools, write_as_text
 from treetune.core.contract import Limits
 from treetune.core.environment import Environment
+from treetune.core.score import total
 from treetune.core.task import Task
 from treetune.data.rows.formats import task_to_play
 from treetune.data.rows.row_codec import looks_like_uid
@@ -104,7 +105,7 @@ class TreetuneTextEnv(BaseTextEnv):  # type: ignore[misc]
         self._warn_of_close(episode)
         return {
             "observations": copy.deepcopy(observed),
-            "reward": episode.shaped_rewards[-1],
+            "reward": _reward_of(episode),
             "done": step.done,
             "metadata": {**step.info, "truncated": step.truncated},
         }
@@ -154,6 +155,15 @@ class TreetuneTextEnv(BaseTextEnv):  # type: ignore[misc]
                 index = task.extra_info.get("index", "?")
                 error.add_note(f"{phase} of {self._id}: row {index} of {task.data_source}, uid {task.uid}")
             raise
+
+
+def _reward_of(episode: Episode) -> float:
+    """The reward of the last step to train on. If turns are credited, what the discount changes stands on the last
+    turn."""
+    if episode.contract.turn_credit[0] == "outcome":
+        return episode.shaped_rewards[-1]
+    earned = episode.result.rewards
+    return episode.shaped_reward - total(earned[:-1]) if episode.over else earned[-1]
 
 
 def _with_settings(task: Task, config: Any, max_turns: int | None) -> Task:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from treetune.errors import TreetuneError, UsageError
 from treetune.trainers import launch
 from treetune.trainers.launch import Launch, Setting, TargetTasks, TrainRequest
 from treetune.trainers.lengths import count_longer, measure
-from treetune.trainers.skyrl.tasks import list_environments
+from treetune.trainers.skyrl.tasks import list_environments, one_of_each_kind
 from treetune.trainers.train_run import PARTS, TrainRun, describe_interval, interval
 
 LENGTH = 512
@@ -108,32 +108,8 @@ def read_defaults(config: Mapping[str, str]) -> dict[str, Any]:
 
 
 def most_turns(paths: Iterable[Path | str]) -> int:
-    return max((_turns_of(row) for path in paths for row in _one_of_each_kind(path)), default=1)
-
-
-def _one_of_each_kind(path: Path | str) -> Iterator[dict[str, Any]]:
-    """Return one row for each combination of environment, scorer, `max_turns`, and whether there are tools."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as file:
-        keys = ["env_class", *(f"extra_info.{name}" for name in ("scorer", "max_turns", "treetune"))]
-        table = file.read(columns=keys).flatten()
-        if (note := keys[-1]) in table.column_names:
-            tools = pc.match_substring(table[note], '"tools"')
-            table = table.drop_columns([note]).append_column("tools", tools)
-        if not table.num_columns:
-            return
-        kinds = table.append_column("at", pa.array(range(table.num_rows))).group_by(table.column_names)
-        wanted = sorted(kinds.aggregate([("at", "min")])["at_min"].to_pylist())
-        before = 0
-        for batch in file.iter_batches():
-            while wanted and wanted[0] < before + len(batch):
-                yield from batch.slice(wanted.pop(0) - before, 1).to_pylist()
-            if not wanted:
-                return
-            before += len(batch)
+    files = (File(Path(path), FileKind.PARQUET) for path in paths)
+    return max((_turns_of(row) for file in files for row in one_of_each_kind(file)), default=1)
 
 
 def _turns_of(row: dict[str, Any]) -> int:

@@ -27,8 +27,9 @@ from treetune.core.environment import requirements_of
 from treetune.data.datasets.config import plain_values
 from treetune.data.datasets.list_files import build_files
 from treetune.data.datasets.task_lists import LISTS, check_columns, read_declared
-from treetune.data.rows.formats import FORMATS, detect
+from treetune.data.rows.formats import FORMATS, detect, task_to_play
 from treetune.data.rows.reading import batches_of
+from treetune.data.rows.scorer import declared_contract
 from treetune.data.sources.names import (
     File,
     FileKind,
@@ -36,10 +37,12 @@ from treetune.data.sources.names import (
     Row,
     find,
 )
-from treetune.errors import ConfigError, Faults, MissingExtraError, UnknownNameError, UsageError
+from treetune.errors import ConfigError, CreditError, Faults, MissingExtraError, UnknownNameError, UsageError
+from treetune.play.given_tasks import GivenTasks
 from treetune.trainers.config import get_value, load_lists, set_value
 from treetune.trainers.launch import run_command
-from treetune.trainers.skyrl.gym import register, registry
+from treetune.trainers.skyrl.credit import TurnCredit, check_credit, give_credit, keep_turn_rewards
+from treetune.trainers.skyrl.gym import is_ours, register, registry
 from treetune.trainers.train_run import ROLLOUTS, RUN
 
 Names = str | Path | Sequence[str | Path]
@@ -86,8 +89,11 @@ def run_with_tasks(
         own = {key: value for key, value in plain.items() if key not in LISTS}
         config = SkyRLTrainConfig.from_dict_config(OmegaConf.create(escape_texts(own)))  # which SkyRL resolves
     validate_cfg(config)
+    files = find([*get_value(config, "data.train_data")])
+    credit = read_credit((file for file in files if isinstance(file, File)), specs)
+    check_credit(config, credit)
     initialize_ray(config)
-    return ray.get(ray.remote(num_cpus=1)(_train).remote(config, specs, os.environ.get(RUN)))
+    return ray.get(ray.remote(num_cpus=1)(_train).remote(config, specs, os.environ.get(RUN), credit))
 
 
 def resolve_tasks_into_config(
@@ -116,17 +122,20 @@ def shell_words(overrides: list[str]) -> str:
     )
 
 
-def _train(config: Any, specs: Mapping[str, Any], folder: str | None) -> None:
-    """The entry-point task: the same as SkyRL's own, with the environments registered, and rollouts written to the run
-    folder."""
+def _train(config: Any, specs: Mapping[str, Any], folder: str | None, credit: TurnCredit) -> None:
+    """The entry-point task: the same as SkyRL's own, with the environments registered, episodes counted once, and
+    rollouts written to the run folder."""
     from skyrl.train.entrypoints.main_base import BasePPOExp
 
     class Training(BasePPOExp):  # type: ignore[misc]
         def get_generator(self, cfg: Any, tokenizer: Any, *others: Any) -> Any:
-            generator = super().get_generator(cfg, tokenizer, *others)
+            generator = keep_turn_rewards(super().get_generator(cfg, tokenizer, *others))
             if folder is not None:
                 generator.generate = writing_rollouts(generator.generate, tokenizer, Path(folder) / ROLLOUTS)
             return generator
+
+        def get_trainer(self, *arguments: Any, **named: Any) -> Any:
+            return give_credit(super().get_trainer(*arguments, **named), credit)
 
     registry().update(specs)
     Training(config).run()
@@ -334,6 +343,59 @@ def list_environments(file: File) -> list[str | None]:
 
     table = pq.read_table(file.path, columns=["env_class"])  # if the column is missing, nothing
     return table["env_class"].unique().to_pylist() if table.num_columns else [None]
+
+
+def read_credit(files: Iterable[File], specs: Mapping[str, Any]) -> TurnCredit:
+    """Return the credit that the tasks in files of rows declare; all must declare the same."""
+    declared: dict[TurnCredit, str] = {}
+    for file in files:
+        for row in one_of_each_kind(file):
+            named = str(row.get("env_class"))
+            entry = specs.get(named)
+            credit = TurnCredit()
+            if entry is not None and is_ours(entry):
+                taskset = GivenTasks(entry.kwargs["environment"], name=named)
+                taskset.CONTRACT = declared_contract((row.get("extra_info") or {}).get("scorer"))
+                credit = TurnCredit(*taskset.contract_of(task_to_play(named, row["prompt"], row)).turn_credit)
+            declared.setdefault(credit, named)
+    if len(declared) > 1:
+        each = ", ".join(f"{named}: {credit}, {discount:g}" for (credit, discount), named in declared.items())
+        raise CreditError(f"the tasks declare different credit ({each})", remedy="train on them one after the other")
+    return next(iter(declared), TurnCredit())
+
+
+def one_of_each_kind(file: File) -> Iterator[Row]:
+    """Yield one row for each combination of environment, scorer, `max_turns`, and whether there are tools."""
+    if file.kind is not FileKind.PARQUET:
+        seen = set()
+        for row in _iter_rows(file):
+            extra = row.get("extra_info") or {}
+            kind = (row.get("env_class"), extra.get("scorer"), extra.get("max_turns"))
+            if kind not in seen:
+                seen.add(kind)
+                yield row
+        return
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(file.path) as found:
+        keys = ["env_class", *(f"extra_info.{name}" for name in ("scorer", "max_turns", "treetune"))]
+        table = found.read(columns=keys).flatten()
+        if (note := keys[-1]) in table.column_names:
+            tools = pc.match_substring(table[note], '"tools"')
+            table = table.drop_columns([note]).append_column("tools", tools)
+        if not table.num_columns:
+            return
+        kinds = table.append_column("at", pa.array(range(table.num_rows))).group_by(table.column_names)
+        wanted = sorted(kinds.aggregate([("at", "min")])["at_min"].to_pylist())
+        before = 0
+        for batch in found.iter_batches():
+            while wanted and wanted[0] < before + len(batch):
+                yield from batch.slice(wanted.pop(0) - before, 1).to_pylist()
+            if not wanted:
+                return
+            before += len(batch)
 
 
 def _iter_rows(file: File) -> Iterator[Row]:
