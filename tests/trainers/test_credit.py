@@ -159,12 +159,16 @@ def test_neither_lost_episodes_nor_padding_change_the_others():
     rows = batch_of((2, 1, 1, 1))
     alone = row_advantages(rows, "seq-mean-token-mean")
     lost = Row("task", "lost", [], [(0, 0, 4)], 6)
-    more = row_advantages([*rows, lost, lost], "seq-mean-token-mean")
+    padding = Row("pad", None, [1.0], [(0, 0, 1)], 6)
+    more = row_advantages([*rows, lost, padding], "seq-mean-token-mean")
     assert more[len(rows) :] == [[0.0] * 6] * 2
     # The loss divides by two rows more, and the weights make up for that.
-    for row, before, after in zip(rows, alone, more, strict=False):
-        factor = (len(rows) + 2) / len(rows)
-        assert after == pytest.approx([value * factor for value in before]), row
+    for before, after in zip(alone, more, strict=False):
+        assert after == pytest.approx([value * (len(rows) + 2) / len(rows) for value in before])
+    # The loss would divide by 8 episodes also if each were one row, of which the lost one is no more.
+    fixed = row_advantages([*rows, lost, padding], "seq-mean-token-mean", rows=10, episodes=8)
+    for before, after in zip(alone, fixed, strict=False):
+        assert after == pytest.approx([value * 4 / len(rows) * 10 / (8 * 4 / 5) for value in before])
 
 
 def test_each_group_has_its_own_baseline_and_its_own_credit():
@@ -183,6 +187,13 @@ def test_tokens_beyond_the_length_of_a_row_are_left_out():
     first, second = row_advantages(rows, "token-mean")
     assert [len(first), len(second)] == [5, 3]
     assert [value != 0 for value in first + second] == [True, True, False, False, False, False, True, True]
+
+
+def test_a_row_weighs_by_the_tokens_that_the_trainer_left_in():
+    spans, rewards = ([(0, 0, 4)], [(1, 0, 4)]), [[0.0, 1.0], [0.0]]
+    rows = [Row("task", 0, rewards[0], spans[0], 4, trained=1), Row("task", 0, rewards[0], spans[1], 4, trained=3)]
+    first, second, _ = row_advantages([*rows, Row("task", 1, rewards[1], [(0, 0, 2)], 2)], "seq-mean-token-mean")
+    assert second[0] == pytest.approx(3 * first[0])
 
 
 def test_a_loss_that_cannot_join_rows_is_refused_by_name():

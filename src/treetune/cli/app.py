@@ -39,6 +39,10 @@ VERBS = {
         "train:train_command",
         "Train on tasks with verl, SkyRL, TRL, slime or AReaL: write config and data, start the trainer.",
     ),
+    "verify-weights": (
+        "verify_weights:verify_weights_command",
+        "Verify that an episode counts once in a trainer, also if it is several training rows.",
+    ),
     "serve": ("serve:serve_command", "Serve a taskset: clients pull tasks and rollouts, or play episodes over HTTP."),
     "convert": ("export:convert_command", "Convert tasks to another trainer's rows, or a run to an Inspect log."),
     "push": ("export:push_command", "Push tasks, built into rows, or a run to the hub, with a dataset card."),

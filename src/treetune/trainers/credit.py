@@ -96,29 +96,38 @@ class Row(NamedTuple):
 
     group: Hashable
     episode: Hashable
-    """Rows of one episode have the same, which no other episode of the batch has."""
+    """Rows of one episode have the same, which no other episode of the batch has; None for padding."""
     rewards: Sequence[float]
-    """The rewards of all turns of its episode; empty if the episode was lost, or the row is padding."""
+    """The rewards of all turns of its episode; empty if the episode was lost."""
     spans: Sequence[tuple[int, int, int]]
     """The turns sampled in this row: (turn, first, end). They may end beyond its length."""
     length: int
     credit: Credit = "outcome"
     discount: float = 1.0
+    trained: int | None = None
+    """The number of trained tokens, if the trainer has masked some of those that were sampled."""
 
     @property
     def tokens(self) -> int:
-        return sum(max(0, min(end, self.length) - first) for _, first, end in self.spans)
+        sampled = sum(max(0, min(end, self.length) - first) for _, first, end in self.spans)
+        return sampled if self.trained is None else self.trained
 
 
 def row_advantages(
-    batch: Sequence[Row], loss: str, *, rows: float | None = None, by_deviation: bool = True, epsilon: float = 1e-6
+    batch: Sequence[Row],
+    loss: str,
+    *,
+    rows: int | None = None,
+    episodes: int | None = None,
+    by_deviation: bool = True,
+    epsilon: float = 1e-6,
 ) -> list[list[float]]:
-    """Return the weighed advantages of the tokens of each row. `rows` is the number that the loss divides by, if it is
-    not the number of rows here."""
+    """Return the weighed advantages of the tokens of each row. The loss divides by `rows`, and would divide by
+    `episodes` if each episode were one row; by default, these are the numbers of both in the batch."""
     members: dict[Hashable, dict[Hashable, Row]] = defaultdict(dict)
     tokens: dict[Hashable, int] = defaultdict(int)
     for row in batch:
-        if row.rewards:
+        if row.episode is not None and row.rewards:
             members[row.group][row.episode] = row
             tokens[row.episode] += row.tokens
     advantages: dict[Hashable, list[float]] = {}
@@ -132,12 +141,14 @@ def row_advantages(
             epsilon=epsilon,
         )
         advantages |= zip(group, found, strict=True)
+    count = len({row.episode for row in batch} - {None})
+    divisor = len(batch) if rows is None else rows
+    played = (count if episodes is None else episodes) * len(advantages) / max(1, count)
     made = []
     for row in batch:
         values = [0.0] * row.length
-        if row.rewards and row.tokens:
-            divisor = len(batch) if rows is None else rows
-            weight = row_weight(loss, row.tokens, tokens[row.episode], divisor, len(advantages))
+        if row.episode in advantages and row.tokens:
+            weight = row_weight(loss, row.tokens, tokens[row.episode], divisor, played)
             for turn, first, end in row.spans:
                 end = min(end, row.length)
                 values[first:end] = [advantages[row.episode][turn] * weight] * max(0, end - first)
