@@ -83,7 +83,7 @@ def score_in_a_process(row: dict, answer: str, **environment: str) -> subprocess
 def test_a_row_is_judged_from_itself_alone_and_carries_no_key(treetune, tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", "secret-of-the-judge")
     (tmp_path / "right.yaml").write_text(RUBRIC)
-    with serving("Fair", tmp_path / "judge") as endpoint:
+    with serving("Fair") as endpoint:
         endpoint_of = {"base_url": endpoint.url, "api_key_env": "JUDGE_KEY", "max_retries": 0}
         rows = build(treetune, tmp_path, {"model": "judge", "endpoint": endpoint_of, "rubric": "right.yaml"})
         (tmp_path / "right.yaml").unlink()
@@ -92,16 +92,16 @@ def test_a_row_is_judged_from_itself_alone_and_carries_no_key(treetune, tmp_path
         assert ("JUDGE_KEY" in scorer, "It names the town." in scorer, "right.yaml" in scorer) == (True, True, False)
         scored = score_in_a_process(rows[0], "It is Paris.")
         assert json.loads(scored.stdout)["score"] == 1.0, scored.stderr
-        assert endpoint.answered()[0]["headers"]["Authorization"] == "Bearer secret-of-the-judge"
+        assert endpoint.answered[0]["headers"]["Authorization"] == "Bearer secret-of-the-judge"
         wrong = score_in_a_process(rows[0], "It is Rome.")
         assert json.loads(wrong.stdout)["score"] == 0.0
 
         # Somebody else's rows would have this user's key sent to an address of their choice.
-        asked = len(endpoint.answered())
+        asked = len(endpoint.answered)
         foreign = score_in_a_process(rows[0], "It is Bonn.", TREETUNE_TASK_CACHE_DIR=str(tmp_path / "other"))
         assert foreign.returncode == 1
         assert "a row calls a model that none of your builds named" in foreign.stderr
-        assert len(endpoint.answered()) == asked
+        assert len(endpoint.answered) == asked
         other = {"TREETUNE_TASK_CACHE_DIR": str(tmp_path / "other"), "TREETUNE_TRUST": "1"}
         assert score_in_a_process(rows[0], "It is Bonn.", **other).returncode == 0
     dead = score_in_a_process(rows[0], "It is Rome, I think.")
@@ -198,12 +198,12 @@ def test_rows_cannot_be_compared_with_each_other(treetune, tmp_path):
 
 
 def test_a_run_folder_of_somebody_else_may_have_no_judge_called(treetune, tmp_path):
-    with serving("Fair", tmp_path / "judge") as endpoint:
+    with serving("Fair") as endpoint:
         write_tasks(tmp_path, {"model": "judge", "endpoint": {"base_url": endpoint.url}})
         treetune("eval", "tasks.yaml", "-m", "scripted:gold", "-o", "run")
-        asked = len(endpoint.answered())
+        asked = len(endpoint.answered)
         assert asked == len(TOWNS)
         refused = treetune("rescore", "run", TREETUNE_TASK_CACHE_DIR=str(tmp_path / "other"))
         assert refused.code == 2
         assert "would call a server" in refused.err
-        assert len(endpoint.answered()) == asked
+        assert len(endpoint.answered) == asked

@@ -32,10 +32,10 @@ def judge_at(url: str, **keys) -> JudgeModel:
 
 def test_a_judge_behind_an_endpoint_is_asked_with_its_own_sampling_and_key(tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", "secret-of-the-judge")
-    with serving("Fair", tmp_path / "judge") as served:
+    with serving("Fair") as served:
         judge = judge_at(served.url, sampling=Sampling(temperature=0.3), endpoint={"api_key_env": "JUDGE_KEY"})
         asked = asyncio.run(ask(judge, question()))
-        (request,) = served.answered()
+        (request,) = served.answered
     assert asked.verdict == {"grade": "C"}
     assert request["headers"]["Authorization"] == "Bearer secret-of-the-judge"
     assert request["body"]["temperature"] == 0.3
@@ -43,7 +43,7 @@ def test_a_judge_behind_an_endpoint_is_asked_with_its_own_sampling_and_key(tmp_p
 
 
 def test_a_verdict_is_paid_for_once_also_by_another_process(tmp_path):
-    with serving("Fair", tmp_path / "judge") as served:
+    with serving("Fair") as served:
         judge = judge_at(served.url)
         first = asyncio.run(ask(judge, question()))
         again = asyncio.run(ask(judge, question()))
@@ -56,23 +56,23 @@ def test_a_verdict_is_paid_for_once_also_by_another_process(tmp_path):
             "print(asyncio.run(ask(judge, question)).judgements[0].cached)\n"
         )
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert len(served.answered()) == 1
+        assert len(served.answered) == 1
     assert [one.judgements[0].cached for one in (first, again)] == [False, True]
     assert (first.verdict, other.stdout) == (again.verdict, "True\n")
     assert other.stderr == ""  # what it opened is closed
 
 
 def test_another_judge_another_sampling_or_another_prompt_is_asked_anew(tmp_path):
-    with serving("Fair", tmp_path / "judge") as served:
+    with serving("Fair") as served:
         for judge in (judge_at(served.url), judge_at(served.url, sampling=Sampling(temperature=1.0))):
             asyncio.run(ask(judge, question()))
         asyncio.run(ask(JudgeModel(model="other", endpoint=EndpointConfig(base_url=served.url)), question()))
         asyncio.run(ask(judge_at(served.url), question("Rome")))
-        assert len(served.answered()) == 4
+        assert len(served.answered) == 4
 
 
 def test_the_same_question_from_many_callers_and_loops_is_asked_once(tmp_path):
-    with serving("Fair", tmp_path / "judge", most=0) as served:
+    with serving("Fair", most=0) as served:
         judge = judge_at(served.url)
         found = []
 
@@ -82,10 +82,10 @@ def test_the_same_question_from_many_callers_and_loops_is_asked_once(tmp_path):
         threads = [threading.Thread(target=lambda: found.extend(asyncio.run(ask_often()))) for _ in range(3)]
         for thread in threads:
             thread.start()
-        served.answer_at_most(9)
+        served.most = 9
         for thread in threads:
             thread.join()
-        assert len(served.answered()) == 1
+        assert len(served.answered) == 1
     assert len(found) == 15
     assert sum(not asked.judgements[0].cached for asked in found) == 1  # one has paid
 
@@ -117,7 +117,7 @@ def test_no_more_calls_than_allowed_are_under_way(tmp_path):
 
 
 def test_a_question_that_nobody_waits_for_any_more_is_not_begun(tmp_path):
-    with serving("Fair", tmp_path / "judge", most=0) as served:
+    with serving("Fair", most=0) as served:
         judge = judge_at(served.url, max_concurrent=1)
 
         async def give_up():
@@ -125,7 +125,7 @@ def test_a_question_that_nobody_waits_for_any_more_is_not_begun(tmp_path):
             second = asyncio.ensure_future(ask(judge, question("two")))
             await asyncio.sleep(0.1)
             second.cancel()
-            served.answer_at_most(9)
+            served.most = 9
             await first
             with pytest.raises(asyncio.CancelledError):
                 await second

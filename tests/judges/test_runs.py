@@ -42,7 +42,7 @@ def traces_in(run: Path) -> list[dict]:
 
 @pytest.fixture
 def served(tmp_path):
-    with serving("Fair", tmp_path / "judge") as endpoint:
+    with serving("Fair") as endpoint:
         yield endpoint
 
 
@@ -72,19 +72,19 @@ def test_scoring_again_asks_only_what_changed_in_the_rubric(treetune, tmp_path, 
     (tmp_path / "right.yaml").write_text(RUBRIC)
     write_tasks(tmp_path, {**at(served), "rubric": "right.yaml"})
     treetune("eval", "tasks.yaml", "-m", "scripted:gold", "-o", "run")
-    assert len(served.answered()) == 8
+    assert len(served.answered) == 8
     again = treetune("rescore", "run", "--json").json["after"]
     assert (again["judge_calls"], again["judge_cache_hits"], again["judge_prompt_tokens"]) == (8, 8, 0)
     (tmp_path / "right.yaml").write_text(RUBRIC.replace("polite.", "polite and short."))
     again = treetune("rescore", "run", "--json").json["after"]
     assert (again["judge_calls"], again["judge_cache_hits"]) == (8, 4)
-    assert len(served.answered()) == 12
+    assert len(served.answered) == 12
     refused = treetune("eval", "--resume", "-o", "run")
     assert refused.code == 2
     assert "polite and short" in refused.err
     shown = treetune("eval", "--resume", "--rescore", "-o", "run")
     assert "8 calls, 8 of them from the cache" in shown.out
-    assert len(served.answered()) == 12
+    assert len(served.answered) == 12
 
 
 @pytest.mark.parametrize("key", ["max_judge_tokens", "max_tokens_total"])
@@ -96,13 +96,13 @@ def test_a_run_stops_at_its_ceiling_says_so_and_goes_on_with_a_higher_one(treetu
     assert stopped.json["stopped"] == f"220 tokens reach {key}: 200"
     assert (stopped.json["rollouts"], stopped.json["errors"], stopped.json["interrupted"]) == (2, 0, False)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"]
-    assert len(served.answered()) == 2
+    assert len(served.answered) == 2
     again = treetune("eval", "--resume", "-o", "run")
     assert f"stopped: 220 tokens reach {key}: 200; resume with: treetune eval --resume -o run" in again.err + again.out
-    assert len(served.answered()) == 2
+    assert len(served.answered) == 2
     done = treetune("eval", "--resume", "-o", "run", option, 10_000, "--json")
     assert (done.code, done.json["rollouts"], done.json["stopped"]) == (0, 4, None)
-    assert len(served.answered()) == 4
+    assert len(served.answered) == 4
 
 
 def test_scoring_again_stops_at_a_ceiling_too(treetune, tmp_path, served):
@@ -116,7 +116,7 @@ def test_scoring_again_stops_at_a_ceiling_too(treetune, tmp_path, served):
 
 
 def test_a_dead_judge_is_a_failure_with_its_cause_and_costs_no_second_answer(treetune, tmp_path):
-    with serving("Fair", tmp_path / "judge") as endpoint:
+    with serving("Fair") as endpoint:
         write_tasks(tmp_path, at(endpoint))
         assert treetune("eval", "tasks.yaml", "-m", "scripted:gold", "-o", "first").code == 0
         towns = [*TOWNS, "New York"]
@@ -133,7 +133,7 @@ def test_a_dead_judge_is_a_failure_with_its_cause_and_costs_no_second_answer(tre
     assert endpoint.url in failed["failure"]["message"]
     assert endpoint.url in failed["judgements"][0]["failure"]
     # Alive again at another address: the answers are there, and only the verdict is missing.
-    with serving("Fair", tmp_path / "judge") as endpoint:
+    with serving("Fair") as endpoint:
         config = (tmp_path / "run" / "config.yaml").read_text()
         (tmp_path / "run" / "config.yaml").write_text(
             "\n".join(
@@ -146,7 +146,7 @@ def test_a_dead_judge_is_a_failure_with_its_cause_and_costs_no_second_answer(tre
 
 
 def test_a_run_that_is_killed_pays_for_no_verdict_twice(tmp_path, treetune, verdict_cache):
-    with serving("Fair", tmp_path / "judge", most=2) as endpoint:
+    with serving("Fair", most=2) as endpoint:
         write_tasks(tmp_path, at(endpoint), max_concurrent=4)
         command = [sys.executable, "-m", "treetune", "eval", "tasks.yaml", "-m", "scripted:gold", "-o", "run"]
         process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ}, stderr=subprocess.DEVNULL)
@@ -161,7 +161,7 @@ def test_a_run_that_is_killed_pays_for_no_verdict_twice(tmp_path, treetune, verd
             process.wait()
         paid = set(endpoint.prompts())
         assert len(paid) == 2
-        endpoint.answer_at_most(100)
+        endpoint.most = 100
         done = treetune("eval", "--resume", "-o", "run", "--json")
         assert (done.code, done.json["rollouts"], done.json["mean_reward"]) == (0, 4, 0.5)
         asked = Counter(endpoint.prompts())

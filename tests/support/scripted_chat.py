@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint in a process of its own, whose model follows a script: some answers are right.
+"""An OpenAI-compatible endpoint whose model follows a script: some answers are right.
 
     with scripted_chat() as url: ...            # http://127.0.0.1:PORT/v1
 
@@ -11,25 +11,21 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from aiohttp import web
+from beside import running
 
 
 @contextmanager
 def scripted_chat(scripts: dict[str, list[Any]] | None = None) -> Iterator[str]:
-    command = [sys.executable, __file__, json.dumps(scripts or {})]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield process.stdout.readline().strip()
-    finally:
-        process.kill()
-        process.wait()
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", partial(complete, scripts or {}))
+    with running(app) as port:
+        yield f"http://127.0.0.1:{port}/v1"
 
 
 def answer(messages: list[dict[str, Any]], tools: list[Any]) -> dict[str, Any]:
@@ -55,7 +51,7 @@ def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"content": None, "tool_calls": [{"id": "call_0", "type": "function", "function": function}]}
 
 
-async def complete(request: web.Request) -> web.Response:
+async def complete(scripts: dict[str, list[Any]], request: web.Request) -> web.Response:
     body = json.loads(await request.read())
     model, messages = body["model"], body["messages"]
     turns = sum(message["role"] == "assistant" for message in messages)
@@ -63,8 +59,8 @@ async def complete(request: web.Request) -> web.Response:
         return web.json_response({"error": {"message": "out of order"}}, status=500)
     if model == "silent":
         await asyncio.sleep(3600)
-    if model in SCRIPTS:
-        said = SCRIPTS[model][turns]
+    if model in scripts:
+        said = scripts[model][turns]
         message = {"role": "assistant", **(said if isinstance(said, dict) else {"content": said})}
     else:
         message = {"role": "assistant", **answer(messages, body.get("tools") or [])}
@@ -73,21 +69,3 @@ async def complete(request: web.Request) -> web.Response:
     usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
     whole = {"id": "c", "object": "chat.completion", "created": 0, "model": model, "choices": [choice], "usage": usage}
     return web.json_response(whole)
-
-
-SCRIPTS: dict[str, list[Any]] = {}
-
-
-async def main() -> None:
-    SCRIPTS.update(json.loads(sys.argv[1]))
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", complete)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    print(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", flush=True)
-    await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    asyncio.run(main())

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint in a process of its own, as vendors and servers have them.
+"""An OpenAI-compatible endpoint, as vendors and servers have them.
 
     with vendor(tmp_path, models=["a", "b"], key="secret") as server:
         server.url, server.asked("/chat/completions")
@@ -12,8 +12,8 @@ it answers to), `key` (absent: none is wanted), `list_header` (the header that h
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,14 +35,15 @@ class Vendor:
 @contextmanager
 def vendor(tmp_path: Path, **about: Any) -> Iterator[Vendor]:
     record = tmp_path / "requests.jsonl"
-    command = [sys.executable, __file__, str(record), json.dumps(about)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    server = open_server(record, about)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
     try:
-        yield Vendor(f"http://127.0.0.1:{int(process.stdout.readline())}", record)
+        yield Vendor(f"http://127.0.0.1:{server.server_port}", record)
     finally:
-        process.kill()
-        process.communicate()
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -104,19 +105,16 @@ def vllm_program(folder: Path, body: str = "") -> Path:
     program.write_text(
         f"#!{sys.executable}\nimport os, sys, time\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         f"open({str(folder / 'pid')!r}, 'w').write(str(os.getpid()))\n{body}\n"
-        "from vendor_endpoint import main\nassert sys.argv[1] == 'serve' and sys.argv[3] == '--port', sys.argv\n"
-        f"main({str(folder / 'requests.jsonl')!r}, dict(models=[sys.argv[2]]), int(sys.argv[4]))\n"
+        "from pathlib import Path\nfrom vendor_endpoint import open_server\n"
+        "assert sys.argv[1] == 'serve' and sys.argv[3] == '--port', sys.argv\n"
+        f"record = Path({str(folder / 'requests.jsonl')!r})\n"
+        "open_server(record, dict(models=[sys.argv[2]]), int(sys.argv[4])).serve_forever()\n"
     )
     program.chmod(0o755)
     return program
 
 
-def main(record: str, about: dict[str, Any], port: int = 0) -> None:
-    Handler.record, Handler.about = Path(record), about
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    print(server.server_port, flush=True)
-    server.serve_forever()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+def open_server(record: Path, about: dict[str, Any], port: int = 0) -> ThreadingHTTPServer:
+    server = ThreadingHTTPServer(("127.0.0.1", port), type("Told", (Handler,), {"record": record, "about": about}))
+    server.handle_error = lambda *_: None  # type: ignore[method-assign] - clients may go away
+    return server
