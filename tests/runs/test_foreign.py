@@ -478,3 +478,25 @@ def test_a_folder_without_end_is_not_searched_for_ever(tmp_path, monkeypatch):
     with pytest.warns(UserWarning, match="more than 50 folders.*Name a folder closer"):
         found = runs_below(tmp_path)
     assert [place.path.relative_to(tmp_path).parts[:2] for place in found] == [("z", "near")]
+
+
+def test_the_process_that_reads_them_stays_for_the_next_one_also_if_ours_is_large(rollouts):
+    large = bytearray(b"x") * (220 << 20)  # above the size at which that process would be replaced
+    del large
+    folder, write = rollouts
+    readers = []
+    for step in (1, 2, 3):
+        write(step)
+        open_run(folder)
+        readers.append(readers_of_runs())
+    assert readers[0]
+    assert readers == readers[:1] * 3
+
+
+def readers_of_runs():
+    children = [task.read_text() for task in Path("/proc/self/task").glob("*/children")]
+    return [
+        pid
+        for pid in " ".join(children).split()
+        if "treetune.runs.foreign.cached_run" in Path(f"/proc/{pid}/cmdline").read_text()
+    ]

@@ -152,7 +152,8 @@ def _is_users(name: str, module: ModuleType) -> bool:
 
 @contextlib.contextmanager
 def _registries() -> Iterator[None]:
-    """Names that were registered, and what was found out about the machine and about files."""
+    """Names that were registered, and what was found out about the machine and about files. Processes that work for
+    this one stay."""
     registries = (plugins.tasksets, plugins.environments)
     before = [dict(vars(registry)) for registry in registries]
     for registry in registries:
@@ -161,7 +162,11 @@ def _registries() -> Iterator[None]:
     for name, module in list(sys.modules.items()):
         if name.startswith("treetune."):
             for value in list(vars(module).values()):
-                if hasattr(value, "cache_clear") and getattr(value, "__module__", None) == name:
+                if (
+                    hasattr(value, "cache_clear")
+                    and getattr(value, "__module__", None) == name
+                    and not value.__name__.endswith("workers")
+                ):
                     value.cache_clear()
     try:
         yield
