@@ -43,7 +43,6 @@ from treetune.core.taskset import Taskset
 from treetune.core.taskset_config import TasksetConfig
 from treetune.errors import UNKNOWN_KEY, ConfigError, Faults, TreetuneError, gather_faults
 from treetune.models import EndpointConfig, check_script, endpoint_of, is_behind_endpoint
-from treetune.runs.run import load_config, no_run
 from treetune.tasksets.target import read_target
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -184,6 +183,8 @@ class TaskCode:
     code that tasks of this user have named is trusted."""
 
     def __init__(self, run: Path, trust: bool = False) -> None:
+        from treetune.runs.run import load_config  # loads numpy
+
         self._config = load_config(run)
         self._what = f"a task of {run}"
         self._trust = trust
@@ -216,6 +217,8 @@ def take_up(run: Path, trust: bool) -> tuple[str, dict[str, str]]:
     """Returns the TARGET for resuming a run folder, and its overrides."""
     target = str(run / CONFIG)
     if not is_run_config(target):
+        from treetune.runs.run import no_run
+
         raise no_run(run, own=True)
     refuse_foreign_model(target, trust)
     return target, ({"taskset.trust": "true"} if trust else {})

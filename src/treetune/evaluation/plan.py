@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -30,7 +30,6 @@ from treetune.core.tool import ToolSource
 from treetune.core.trace import Trace
 from treetune.errors import TasksetError, UsageError
 from treetune.evaluation.config import Evaluation, remember
-from treetune.evaluation.rescore import RescoreSummary, score_again
 from treetune.evaluation.runner import Runner
 from treetune.loggers import About, Loggers, figures_of, samples_of
 from treetune.models import check_policy, check_reachable, load_policy
@@ -39,10 +38,12 @@ from treetune.play.host import LocalHost, always
 from treetune.play.protocol import Host
 from treetune.play.streams import Streams
 from treetune.runs.folder import TRACES, RunFolder
-from treetune.runs.run import Run
 from treetune.runs.summary import Tally
 from treetune.system.threads import call_apart
 from treetune.tasksets.target import is_server
+
+if TYPE_CHECKING:
+    from treetune.evaluation.rescore import RescoreSummary
 
 _RESCORE = "pass --rescore to score the existing rollouts again, "
 
@@ -181,6 +182,8 @@ class EvalPlan:
     async def play(self, watch: Watch | None = None) -> None:
         """Plays the rollouts that the run lacks."""
         if self._rescore:
+            from treetune.evaluation.rescore import score_again
+
             self.rescored = await score_again(self.evaluation, self.run, self._trust)
         self.load()
         policy, self._policy = self._policy, None  # the policy may be large, and is closed at the end
@@ -204,6 +207,8 @@ class EvalPlan:
             yield
             ended = True
         finally:
+            from treetune.runs.run import Run  # loads numpy
+
             samples = samples_of(Run(path))
             await call_apart(loggers.finish, figures_of(self.tally.summary()), samples, not ended)
 

@@ -23,10 +23,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
-import numpy as np
 
 from treetune.chat.images import name_images
 from treetune.chat.message import Message
@@ -34,8 +33,10 @@ from treetune.config.structs import dump_yaml
 from treetune.core.trace import Trace
 from treetune.errors import MissingExtraError, TreetuneError, UnknownNameError, format_error
 from treetune.runs.entry import Entry
-from treetune.runs.run import Run
 from treetune.runs.summary import Summary
+
+if TYPE_CHECKING:
+    from treetune.runs.run import Run
 
 _MOST_METRICS = 100
 """The maximum number of metrics or parameters that MLflow accepts in one call."""
@@ -276,6 +277,8 @@ def clean_name(name: str) -> str:
 
 def samples_of(run: Run) -> Iterator[Sample]:
     """Samples rollouts: failures first, then others from the whole run."""
+    import numpy as np
+
     failed = np.flatnonzero(run.columns.codes("failure") >= 0)[:_FAILURES].tolist()
     spread = np.linspace(0, len(run) - 1, min(len(run), _MOST_SAMPLES - len(failed))).astype(int).tolist()
     for row in dict.fromkeys([*failed, *spread]):
