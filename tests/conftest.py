@@ -17,8 +17,8 @@ import pytest
 from command_line import Result
 from hypothesis import settings
 
-# Every property is tried a little here, and thoroughly where the tests of that mark run.
-settings.register_profile("few", deadline=None, max_examples=20)
+# Every property is tried a little here, and thoroughly in the thorough suite.
+settings.register_profile("few", deadline=None, max_examples=10)
 settings.register_profile("many", deadline=None, max_examples=100)
 settings.load_profile(os.environ.get("TREETUNE_TEST_EXAMPLES", "few"))
 

@@ -208,15 +208,17 @@ class TestAime:
         assert (step.reward, step.done, step.info["success"]) == (reward, True, reward == 1.0)
 
 
-def small_worker(folder: Path) -> Path:
-    """The SQL worker with little memory, so that a test need not fill much of it."""
-    file = folder / "small_worker.py"
-    file.write_text(
-        Path(sql_worker.__file__)
-        .read_text()
-        .replace("HEAP, MEMORY, LARGEST_FILE = 512 << 20", "HEAP, MEMORY, LARGEST_FILE = 16 << 20")
-    )
-    return file
+@pytest.fixture
+def change_worker(tmp_path, monkeypatch):
+    """Replaces the SQL worker by one with a lower limit, so that a test need not use much of it."""
+
+    def change(limit: str, lower: str) -> None:
+        file, program = tmp_path / "worker.py", Path(sql_worker.__file__).read_text()
+        assert limit in program
+        file.write_text(program.replace(limit, lower))
+        monkeypatch.setattr(text2sql, "workers", WorkerPool(str(file), "SQLite", "", ("-I", "-S")))
+
+    return change
 
 
 class TestText2Sql:
@@ -315,7 +317,8 @@ class TestText2Sql:
         "SELECT i FROM n ORDER BY hex(randomblob(500))"
     )
 
-    def test_a_query_that_cannot_be_interrupted_is_killed_and_others_go_on(self, ask, monkeypatch):
+    def test_a_query_that_cannot_be_interrupted_is_killed_and_others_go_on(self, ask, monkeypatch, change_worker):
+        change_worker("GRACE_SECONDS = 1.0", "GRACE_SECONDS = 0.1")
         monkeypatch.setattr("treetune.tasksets.text2sql.TRY_SECONDS", 0.2)
         monkeypatch.setattr("treetune.tasksets.text2sql.JUDGE_SECONDS", 0.2)
         first, second, third = play(
@@ -328,13 +331,14 @@ class TestText2Sql:
         assert "Error" not in shown(second)
         assert (third.reward, third.info["metrics"]["sql_errors"]) == (0.0, 1)
 
-    def test_a_ground_truth_that_cannot_be_interrupted_is_a_fault(self, ask, monkeypatch):
+    def test_a_ground_truth_that_cannot_be_interrupted_is_a_fault(self, ask, monkeypatch, change_worker):
+        change_worker("GRACE_SECONDS = 1.0", "GRACE_SECONDS = 0.1")
         monkeypatch.setattr("treetune.tasksets.text2sql.JUDGE_SECONDS", 0.2)
         with raises_code("environment", "reward_spec.ground_truth"):
             play(ask(self.UNINTERRUPTIBLE), "<think>t</think><solution>SELECT 1</solution>")
 
-    def test_a_sort_has_a_limit_of_memory_and_writes_no_files(self, ask, monkeypatch, tmp_path):
-        monkeypatch.setattr(text2sql, "workers", WorkerPool(str(small_worker(tmp_path)), "SQLite", "", ("-I", "-S")))
+    def test_a_sort_has_a_limit_of_memory_and_writes_no_files(self, ask, monkeypatch, tmp_path, change_worker):
+        change_worker("HEAP, MEMORY, LARGEST_FILE = 512 << 20", "HEAP, MEMORY, LARGEST_FILE = 16 << 20")
         monkeypatch.setenv("SQLITE_TMPDIR", str(tmp_path))
         (step,) = play(ask(), f"<sql>{self.SORT}</sql>")
         assert "over 16 MB of memory" in shown(step)

@@ -93,7 +93,7 @@ NAMES = st.sampled_from(
 FOLDERS = st.sampled_from(["", "data/", "train/", "test/", "x/", "x/dev-set/", "data/train/", "pretrain/"])
 
 
-@settings(max_examples=60)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(st.sets(st.builds(lambda folder, name: folder + name, FOLDERS, NAMES), min_size=1, max_size=5))
 def test_the_splits_are_those_of_load_dataset(names):
     with tempfile.TemporaryDirectory() as place:

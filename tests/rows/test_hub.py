@@ -58,6 +58,7 @@ def loaded(hub: Hub, **arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.thorough
 def test_a_dataset_loads_by_its_hub_name_in_order_and_tells_its_commit(hub):
     assert loaded(hub) == {"rows": TRAIN, "by_name": TRAIN, "commit": hub.commit}
     assert ("GET", f"/datasets/openai/gsm8k/resolve/{hub.commit}/main/train-00000-of-00001.parquet") in hub.requests
@@ -78,7 +79,7 @@ def test_a_pinned_revision_outlives_a_push(hub):
         ("openai/gsm8k", {"revision": "0" * 40}, f"Revision '{'0' * 40}' doesn't exist for dataset 'openai/gsm8k'"),
     ],
 )
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 def test_what_is_not_there_is_not_found_at_once(hub, repo, arguments, message):
     start = time.monotonic()
     done = load(hub, repo, **arguments)

@@ -282,6 +282,7 @@ EXACT_IN_TAG = ("scorer: exact", "answer: {tag: answer}")
         (('prompt_template: "{question} End with ####."', "env_class: gsm8k"), None),
     ],
 )
+@pytest.mark.quick_cases(4)
 def test_a_form_that_the_prompt_does_not_ask_for_is_a_warning(treetune, tmp_path, keys, rule):
     rows = SUMS if "env_class: gsm8k" in keys else CAPITALS
     entry = write(tmp_path, *keys, rows=rows)

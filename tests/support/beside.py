@@ -1,7 +1,7 @@
 """An application of aiohttp beside a test, on a thread of this process.
 
-    with running(app) as port:
-        ...
+with running(app) as port:
+    ...
 """
 
 from __future__ import annotations

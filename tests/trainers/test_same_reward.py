@@ -161,7 +161,7 @@ def test_a_scorer_gives_one_reward_everywhere(folder):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=settings.default.max_examples, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(tasks, min_size=1, max_size=4))
 def test_whatever_a_task_holds_its_row_gives_it_back_to_the_scorer(tmp_path_factory, given):
     """Exactly, though file metadata is lost and verl passes on three columns only."""

@@ -76,7 +76,7 @@ TASKS = st.builds(
     st.sampled_from(["skyrl", "verl", "trl"]),
     st.sampled_from(["parquet", "jsonl", "json"]),
 )
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5 * settings.default.max_examples, deadline=None, suppress_health_check=list(HealthCheck))
 @pytest.mark.filterwarnings("ignore")
 def test_whatever_is_written_is_valid(tmp_path: Path, tasks: list[Task], format: str, kind: str) -> None:
     path = tmp_path / f"rows.{kind}"
