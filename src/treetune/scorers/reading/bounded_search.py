@@ -27,8 +27,8 @@ from treetune.scorers.reading import search_worker
 from treetune.system.processes import WorkerPool
 from treetune.system.time_limit import CLOCK_FACTOR
 
+from re import _compiler, _parser  # type: ignore[attr-defined]  # isort: skip
 from re import _constants as op  # type: ignore[attr-defined]  # isort: skip
-from re import _parser  # type: ignore[attr-defined]  # isort: skip
 
 
 STEPS = 10_000_000
@@ -75,10 +75,6 @@ def _workers() -> WorkerPool:
 
 SMALL = 32
 """Up to this number, repetitions count as a constant."""
-EVERYTHING = (1 << 132) - 1
-"""Characters as bits: one for each ASCII character, then other spaces, digits, word characters and the rest."""
-_SPACES, _DIGITS, _WORDS, _REST = (1 << bit for bit in range(128, 132))
-_OTHERS = _SPACES | _DIGITS | _WORDS | _REST
 
 
 class Bound(NamedTuple):
@@ -94,7 +90,7 @@ class Cost(NamedTuple):
     power: int
     """The exponent of the time that one attempt may take before it fails."""
     first: int
-    """The characters that it can begin with."""
+    """The characters that it can begin with, as bits."""
     fails: bool
     """Whether it can fail."""
 
@@ -105,22 +101,22 @@ class Unknown(Exception):
 
 def bound_of(pattern: re.Pattern[str]) -> Bound | None:
     """The bound on the time of a search; None if no bound is known."""
+    if not pattern.pattern.isascii() or _CODE.search(pattern.pattern):
+        return None
     try:
-        items = list(_parser.parse(pattern.pattern, pattern.flags))
-        walk = _Walk(pattern.flags)
-        cost = walk.sequence(items, Cost(0, 0, False))
-        start = walk.start(items)
+        parsed = _parser.parse(pattern.pattern, pattern.flags)
+        walk = _Walk(parsed.state)
+        cost = walk.sequence(parsed, Cost(0, 0, False))
     except (Unknown, RecursionError):
         return None
     # If no attempt begins inside the text that another one matched, all attempts together pass over the text once.
-    apart = start is not None and not start & walk.repeated
+    apart = not cost.first & walk.repeated
     return Bound(max(1, cost.power) if apart or cost.power == 0 else 1 + cost.power, walk.ways)
 
 
 class _Walk:
-    def __init__(self, flags: int) -> None:
-        self.ignore_case = bool(flags & re.IGNORECASE)
-        self.dot_all = bool(flags & re.DOTALL)
+    def __init__(self, state: Any) -> None:
+        self.state = state
         self.ways = 1
         self.repeated = 0
         """The characters of repeated parts that are followed by something that can fail."""
@@ -132,7 +128,7 @@ class _Walk:
         return rest
 
     def part(self, kind: Any, value: Any, rest: Cost) -> Cost:
-        if kind in (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN):
+        if kind in _SINGLE:
             return Cost(rest.power, self.letters(kind, value), True)
         if kind is op.SUBPATTERN:
             return self.sequence(contents(value), rest)
@@ -149,93 +145,50 @@ class _Walk:
             self.fixed(value[1])
             return Cost(rest.power, EVERYTHING, True)
         if kind in (op.MAX_REPEAT, op.MIN_REPEAT):
-            least, most, body = value
-            return self.repeat(least, most, list(body), rest)
+            return self.repeat(*value, rest)
         raise Unknown(kind)
 
-    def repeat(self, least: int, most: int, items: list[Any], rest: Cost) -> Cost:
+    def repeat(self, least: int, most: int, items: Any, rest: Cost) -> Cost:
         if most <= 1:
             inside = self.sequence(items, rest)
             self.ways *= 2 if inside.first & rest.first or not rest.first else 1
             first = inside.first | (rest.first if least == 0 else 0)
             return Cost(max(inside.power, rest.power), first, inside.fails and (least > 0 or rest.fails))
-        self.fixed(items)
+        alphabet = self.fixed(items)
         own = self.sequence(items, Cost(0, 0, False))
         first = own.first | (rest.first if least == 0 else 0)
         fails = least > 0 or rest.fails
         if most <= SMALL:
             self.ways *= most - least + 1 if own.first & rest.first else 1
             return Cost(rest.power, first, fails)
+        if not rest.fails and least <= SMALL:
+            return Cost(0, first, fails)
+        self.repeated |= alphabet
         if not rest.fails:
-            return Cost(0 if least <= SMALL else 1, first, fails)
-        self.repeated |= self.alphabet(items)
+            return Cost(1, first, fails)
         power = max(1, rest.power) if not own.first & rest.first else 1 + rest.power
         return Cost(power, first, fails)
 
-    def fixed(self, items: Iterable[Any], times: int = 1) -> None:
-        """Raise unless a part can be matched in only one way, with a small fixed length."""
+    def fixed(self, items: Iterable[Any], times: int = 1) -> int:
+        """The characters of a part. Raise unless it can be matched in only one way, with a small fixed length."""
         if times > SMALL:
             raise Unknown(times)
-        for kind, value in items:
-            if kind is op.SUBPATTERN:
-                self.fixed(contents(value), times)
-            elif kind in (op.MAX_REPEAT, op.MIN_REPEAT) and value[0] == value[1]:
-                self.fixed(value[2], times * value[0])
-            elif kind not in (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN):
-                raise Unknown(kind)
-
-    def alphabet(self, items: Iterable[Any]) -> int:
         found = 0
         for kind, value in items:
             if kind is op.SUBPATTERN:
-                found |= self.alphabet(contents(value))
-            elif kind in (op.MAX_REPEAT, op.MIN_REPEAT):
-                found |= self.alphabet(value[2])
-            else:
+                found |= self.fixed(contents(value), times)
+            elif kind in (op.MAX_REPEAT, op.MIN_REPEAT) and value[0] == value[1]:
+                found |= self.fixed(value[2], times * value[0])
+            elif kind in _SINGLE:
                 found |= self.letters(kind, value)
+            else:
+                raise Unknown(kind)
         return found
 
-    def start(self, items: list[Any]) -> int | None:
-        """The characters that every match begins with; None if the pattern does not begin with a single part."""
-        for kind, value in items:
-            if kind in (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN):
-                return self.letters(kind, value)
-            if kind is op.SUBPATTERN:
-                return self.start(contents(value))
-            if kind is not op.AT:
-                return None
-        return None
-
     def letters(self, kind: Any, value: Any) -> int:
-        if kind is op.LITERAL:
-            return self.letter(value)
-        if kind is op.NOT_LITERAL:
-            return EVERYTHING & ~(1 << value) if value < 128 else EVERYTHING
-        if kind is op.ANY:
-            return EVERYTHING if self.dot_all else EVERYTHING & ~(1 << ord("\n"))
-        negated = bool(value) and value[0][0] is op.NEGATE
-        found = sure = 0
-        for inner, what in value:
-            if inner is op.LITERAL:
-                found |= self.letter(what)
-                sure |= 1 << what if what < 128 else 0
-            elif inner is op.RANGE:
-                for code in range(what[0], min(what[1], 127) + 1):
-                    found |= self.letter(code)
-                    sure |= 1 << code
-                found |= _OTHERS if what[1] > 127 else 0
-            elif inner is op.CATEGORY:
-                found |= _CATEGORIES[what]
-                sure |= _CATEGORIES[what] & ~_OTHERS
-        return EVERYTHING & ~sure if negated else found
-
-    def letter(self, code: int) -> int:
-        if code > 127:
-            return EVERYTHING if self.ignore_case else _OTHERS
-        if not self.ignore_case:
-            return 1 << code
-        # k and s have non-ASCII case variants.
-        return 1 << ord(chr(code).lower()) | 1 << ord(chr(code).upper()) | _OTHERS
+        """The characters that a part can match, as bits: `re` itself says which."""
+        part = _compiler.compile(_parser.SubPattern(self.state, [(kind, value)]))
+        return sum(1 << bit for bit, letter in enumerate(_LETTERS) if part.match(letter))
 
 
 def contents(group: Any) -> list[Any]:
@@ -245,19 +198,9 @@ def contents(group: Any) -> list[Any]:
     return list(items)
 
 
-def _class(expression: str, others: int) -> int:
-    own = re.compile(expression)
-    return sum(1 << code for code in range(128) if own.fullmatch(chr(code))) | others
-
-
-_CATEGORIES = {
-    getattr(op, f"CATEGORY_{name}"): _class(expression, others)
-    for name, expression, others in (
-        ("DIGIT", r"\d", _DIGITS),
-        ("NOT_DIGIT", r"\D", _OTHERS),  # non-digits in Unicode are non-digits in ASCII, but flags may differ
-        ("SPACE", r"\s", _SPACES),
-        ("NOT_SPACE", r"\S", _OTHERS),
-        ("WORD", r"\w", _DIGITS | _WORDS),
-        ("NOT_WORD", r"\W", _OTHERS),
-    )
-}
+_SINGLE = (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN)
+_LETTERS = [*map(chr, range(128)), *"\u2003٣é—ıİſ\u212a"]
+"""ASCII, and for the other characters a space, a digit, a letter, a sign, and the other cases of i, s and k. Patterns
+that name another character have no bound."""
+EVERYTHING = (1 << len(_LETTERS)) - 1
+_CODE = re.compile(r"\\[xuUN\d]")
