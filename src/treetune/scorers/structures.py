@@ -18,6 +18,7 @@ import msgspec
 from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.errors import ConfigError, did_you_mean
+from treetune.scorers.reading.answer_format import JSON
 from treetune.scorers.reading.extraction import extract, read_as_written
 from treetune.scorers.reading.numerals import plain, read_number
 from treetune.scorers.reading.statements import Extraction, fenced, strip_thinking
@@ -138,7 +139,7 @@ def _decode_truth(text: str) -> Any:
 
 def _find_value(reply: str) -> tuple[Any, str]:
     """The one value in a reply: in a code block, or else the whole reply, or the object or list in it."""
-    blocks = [block.body.strip() for block in fenced(reply) if block.language in _LANGUAGES]
+    blocks = [block.body.strip() for block in fenced(reply) if block.language in JSON]
     if not blocks:
         begin, end = min(_places(reply, "{["), default=-1), max(_places(reply, "}]"), default=-1)
         blocks = [reply.strip(), *([reply[begin : end + 1]] if 0 <= begin < end else [])]
@@ -191,7 +192,6 @@ def _short(value: Any) -> str:
 
 
 _WRONG = re.compile(r"\b(?:wrong|incorrect|not)\b[^.\n]{0,40}$", re.I)
-_LANGUAGES = ("", "json", "json5", "jsonc", "javascript", "js")
 
 
 TYPES: dict[str, Callable[[Any], bool]] = {

@@ -11,9 +11,9 @@ In YAML and Python: `answer: boxed`, `answer: {tag: answer}`, `answer: {line: "A
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -59,9 +59,7 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"tag is the name without brackets, such as answer; got {self.tag!r:.60}")
         if self.pattern is not None:
             if self.instruct:
-                raise ValueError(
-                    "the prompt cannot ask for a pattern: leave out instruct, and describe the form in the prompt"
-                )
+                raise ValueError("the prompt cannot ask for a pattern: leave out instruct, and describe the form there")
             check_pattern(self.pattern)
 
     @classmethod
@@ -85,37 +83,15 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def find(self, text: str) -> list[Statement]:
         """Everything that a text without thinking states in this form."""
         name = str(self)
-        return [Statement(name, said, text.rfind(said)) for said in self._pieces(text) if said]
-
-    def _pieces(self, text: str) -> list[str]:
-        if self.boxed:
-            return boxed(text)
-        if self.tag is not None:
-            return list(tagged(text, self.tag))
-        if self.hash or self.after == "####":
-            return after_hashes(text)
-        if self.after is not None:
-            return after(text, self.after)
-        if self.line is not None:
-            return _after_line(text, self.line)
-        if self.whole:
-            return [text.strip()]
-        if self.json or self.fence is not None:
-            languages = _JSON if self.json else (str(self.fence).lower(), "")
-            blocks = [block.body for block in fenced(text) if block.language in languages]
-            return blocks[-1:] or ([text.strip()] if self.json else [])
-        if self.pattern is not None:
-            return search(self.pattern, text) or []
-        lines = text.strip().split("\n")
-        return [lines[-1 if self.last_line else 0].strip()]
+        return [Statement(name, said, text.rfind(said)) for said in FORMS[self._form].find(text, self._value) if said]
 
     def ask(self) -> str:
         """The sentence that asks for this form."""
-        return _ASK[self._form].format(getattr(self, self._form))
+        return FORMS[self._form].asks.format(self._value)
 
     def fill(self, text: str) -> str:
         """Make a reply that gives a text in this form."""
-        return _FILL[self._form].format(text, getattr(self, self._form)) if self._form in _FILL else text
+        return FORMS[self._form].fills.format(text, self._value)
 
     def fits(self, prompt: str) -> bool:
         """Whether a prompt shows this form, or a text from which a model can know it. A pattern is not checked."""
@@ -132,17 +108,18 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def spelled(self) -> str:
         """How a config declares it."""
-        return self._form if self._form in _NAMED else f"{{{self._form}: {getattr(self, self._form)!r}}}"
+        return self._form if self._form in _NAMED else f"{{{self._form}: {self._value!r}}}"
 
     @property
     def _form(self) -> str:
         return next(name for name in FORMS if getattr(self, name))
 
+    @property
+    def _value(self) -> Any:
+        return getattr(self, self._form)
+
     def __str__(self) -> str:
-        return _SHOWN.get(self._form, "{}").format(getattr(self, self._form))
-
-
-FORMS = tuple(name for name in AnswerFormat.__struct_fields__ if name != "instruct")
+        return FORMS[self._form].shown.format(self._value)
 
 
 def asked_form(prompt: str) -> AnswerFormat | None:
@@ -181,26 +158,42 @@ _ALONE = re.compile(
 )
 _NAME = re.compile(r"[A-Za-z][\w-]*")
 _NAMED = ("boxed", "hash", "last_line", "first_line", "whole", "json")
-_JSON = ("json", "json5", "jsonc", "javascript", "js", "")
 _ASKED_TAG = re.compile(r"<([A-Za-z][\w-]{0,40})>[^<]{0,80}</\1>")
 _ASKED_LINE = re.compile(r"^\W*answer:|[\"'`“*]answer:", re.I | re.M)
-_FILL = {
-    "boxed": "\\boxed{{{0}}}", "tag": "<{1}>{0}</{1}>", "hash": "#### {0}", "line": "{1} {0}", "after": "{1} {0}",
-    "fence": "```{1}\n{0}\n```",
+JSON = ("json", "json5", "jsonc", "javascript", "js", "")
+"""The languages of code blocks with JSON."""
+
+
+def _last_block(text: str, languages: Collection[str]) -> list[str]:
+    return [block.body for block in fenced(text) if block.language in languages][-1:]
+
+
+class _Form(NamedTuple):
+    shown: str
+    fills: str
+    asks: str
+    find: Callable[[str, Any], list[str]]
+
+
+FORMS = {
+    "boxed": _Form("\\boxed{{}}", "\\boxed{{{0}}}", "Give your final answer in \\boxed{{}}.",
+                   lambda text, _: boxed(text)),
+    "tag": _Form("<{}>", "<{1}>{0}</{1}>", "Give your final answer as <{0}>...</{0}>.",
+                 lambda text, tag: list(tagged(text, tag))),
+    "hash": _Form("`####`", "#### {0}", "End your reply with a line that has #### and then your final answer.",
+                  lambda text, _: after_hashes(text)),
+    "line": _Form("`{}`", "{1} {0}", 'End your reply with a line that begins with "{}" and gives your final answer.',
+                  _after_line),
+    "after": _Form("`{}`", "{1} {0}", "Write your final answer after {}.",
+                   lambda text, mark: after_hashes(text) if mark == "####" else after(text, mark)),
+    "last_line": _Form("last line", "{0}", "Write your final answer alone in the last line.",
+                       lambda text, _: [text.strip().rpartition("\n")[2].strip()]),
+    "first_line": _Form("first line", "{0}", "Write your final answer alone in the first line.",
+                        lambda text, _: [text.strip().partition("\n")[0].strip()]),
+    "whole": _Form("reply", "{0}", "Reply with your final answer only.", lambda text, _: [text.strip()]),
+    "json": _Form("JSON", "{0}", "Reply with one JSON value, in a ```json block.",
+                  lambda text, _: _last_block(text, JSON) or [text.strip()]),
+    "fence": _Form("```{}", "```{1}\n{0}\n```", "Give your final answer in one ```{} code block.",
+                   lambda text, language: _last_block(text, (language.lower(), ""))),
+    "pattern": _Form("match of {!r:.60}", "{0}", "", lambda text, pattern: search(pattern, text) or []),
 }  # fmt: skip
-_SHOWN = {
-    "boxed": "\\boxed{{}}", "tag": "<{}>", "hash": "`####`", "line": "`{}`", "after": "`{}`", "last_line": "last line",
-    "first_line": "first line", "whole": "reply", "json": "JSON", "fence": "```{}", "pattern": "match of {!r:.60}",
-}  # fmt: skip
-_ASK = {
-    "boxed": "Give your final answer in \\boxed{{}}.",
-    "tag": "Give your final answer as <{0}>...</{0}>.",
-    "hash": "End your reply with a line that has #### and then your final answer.",
-    "line": 'End your reply with a line that begins with "{}" and gives your final answer.',
-    "after": "Write your final answer after {}.",
-    "last_line": "Write your final answer alone in the last line.",
-    "first_line": "Write your final answer alone in the first line.",
-    "whole": "Reply with your final answer only.",
-    "json": "Reply with one JSON value, in a ```json block.",
-    "fence": "Give your final answer in one ```{} code block.",
-}

@@ -145,7 +145,8 @@ class _Walk:
             self.fixed(value[1])
             return Cost(rest.power, EVERYTHING, True)
         if kind in (op.MAX_REPEAT, op.MIN_REPEAT):
-            return self.repeat(*value, rest)
+            least, most, items = value
+            return self.repeat(least, most, items, rest)
         raise Unknown(kind)
 
     def repeat(self, least: int, most: int, items: Any, rest: Cost) -> Cost:
