@@ -211,7 +211,7 @@ CODE = {
     "```python\nprint(1)\n```\n```python\nprint(int(input()) ** 2)\n```": 1,
     "```python\nprint(25)\n```": 0, "```python\nprint(int(input()) * 5)\n```": 0, "```python\n1/0\n```": 0,
     "```python\nprint(\n```": 0, "25": 0, "": 0, "```python\n```": 0, "```python\nimport os; os._exit(0)\n```": 0,
-    "```python\nprint('25\\n9')\n```": 0, "print(int(input()) ** 2)": 0, "```python\nprint('nan')\n```": 0,
+    "```python\nprint('25\\n9')\n```": 0, "print(int(input()) ** 2)": 1, "```python\nprint('nan')\n```": 0,
 }  # fmt: skip
 
 

@@ -122,7 +122,7 @@ def _if_kept(found: Extraction, text: str) -> Extraction:
     if found.text is None:
         return found
     said = found.text.rstrip(" .!")
-    end = text.find(said, found.begin) + len(said)
+    end = max(text.find(said, found.begin) + len(said), found.begin)
     if len(text) - end < 4 and found.form[:1] != "\\":
         return found
     behind = text[end : end + 1000]

@@ -93,7 +93,7 @@ def usual(text: str) -> str:
     text = _SPACED.sub(lambda number: re.sub(r"\D", "", number[0]), text)
     if "\\" in text:
         text = _LATEX_SPACE.sub(" ", _LATEX_TEXT.sub(r" \1 ", text)).replace("^{\\circ}", "°").replace("^\\circ", "°")
-    if ("," in text or text.count(".") > 1) and "(" not in text and "[" not in text:
+    if ("," in text or "€" in text or text.count(".") > 1) and "(" not in text and "[" not in text:
         text = _WITH_COMMA.sub(lambda number: re.sub(r"[.\s]", "", number[0]).replace(",", "."), text)
     return _SCIENTIFIC.sub(r"\1e\2", text) if "10" in text else text
 
@@ -214,6 +214,7 @@ _SIMPLE = re.compile(
     r"\s*(-?[0-9]+(?:\.[0-9]+)?)\s*|[$€£¥₹]?((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?)\.?", re.ASCII
 )
 _WITH_COMMA = re.compile(
+    r"(?<![\w.,])\d{1,3}(?:\.\d{3})+(?=\s?€)|"  # no price has three decimals
     r"(?<![\w.,])(?:\d{1,3}(?:[.  ]\d{3})+|\d+),(?:\d{1,2}|\d{4,})(?![\d,]|\.\d)"
     r"|(?<![\w.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.,])"
     r"|(?<![\w.,])\d{1,3}(?:[.  ]\d{3})+,\d{3}(?![\d,]|\.\d)"

@@ -71,8 +71,8 @@ def strip_thinking(text: str) -> str:
 
 
 def clean(reply: str) -> str:
-    """Remove everything that readers ignore: thinking, zero-width characters, LaTeX phantoms, comments, addresses, and
-    HTML tags around words."""
+    """Remove everything that readers ignore: thinking, zero-width characters, LaTeX phantoms, comments, the addresses
+    of links, and HTML tags around words."""
     text = reply
     if not text.isascii():
         text = text.translate(_INVISIBLE)
@@ -80,7 +80,7 @@ def clean(reply: str) -> str:
         text = _MARKUP.sub("", strip_thinking(text))
     if "\\" in text and "phantom" in text:
         text = _PHANTOM.sub("", text)
-    return _ADDRESS.sub("", text) if "/" in text and "://" in text else text
+    return _LINKED.sub("", text) if "](" in text else text
 
 
 # The forms
@@ -172,6 +172,10 @@ def fenced(text: str) -> list[Block]:
 def explicit_statements(text: str) -> list[Statement]:
     """Everything that a reply states as its answer, in the strongest form first."""
     found = []
+    if "{" in text and '"' in text:
+        begin, end = text.find("{"), text.rfind("}") + 1
+        if (fields := _answer_fields(text[begin:end])) is not None:
+            found, text = fields, f"{text[:begin]}{text[end:]}"
     if "\\" in text:
         found += [Statement("\\boxed{}", said, text.rfind(_BOX)) for said in boxed(text)]
     if "<" in text:
@@ -179,6 +183,17 @@ def explicit_statements(text: str) -> list[Statement]:
     if "#" in text:
         found += [Statement("####", said, text.rfind("####")) for said in after_hashes(text)]
     return found + _after_words(text, places) if (places := _places(text)) else found
+
+
+def _answer_fields(text: str) -> list[Statement] | None:
+    """The fields of a JSON object that give an answer; None if there is none, or the text is no object."""
+    try:
+        value = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return None
+    given = [item for key, item in value.items() if key.casefold().replace("_", " ") in _FIELDS]
+    said = [str(one).strip() for item in given for one in (item if isinstance(item, list) else [item])]
+    return [Statement("answer:", text) for text in said if text] or None
 
 
 def _places(text: str) -> list[int]:
@@ -210,8 +225,6 @@ def _after_words(text: str, places: list[int]) -> list[Statement]:
         if labelled and _WORDS_BETWEEN.fullmatch(text, labelled[-1].begin, place):
             labelled.pop()  # "Final answer: The final answer is 5."
         said = _said_at(text, match.end())
-        if '"' in match[0]:  # JSON
-            said = said.partition('",')[0].strip('", }]')
         if said:
             if match.lastgroup is not None:
                 labelled.append(Statement("answer:", said, match.end()))
@@ -319,7 +332,7 @@ _MARKUP = re.compile(
     r"<!--(?:(?!-->).)*(?:-->|$)|<<[^<>\n]{1,80}>>|</?(?:b|i|u|em|strong|span|mark|p|br|div|center|font)(?:\s[^<>]{0,80})?/?>",
     re.S,
 )
-_ADDRESS = re.compile(r"https?://\S+")
+_LINKED = re.compile(r"(?<=\])\(https?://[^\s()]*\)")
 _INVISIBLE = dict.fromkeys(
     (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2065), 0xFEFF, *map(ord, "✅✔☑👉🎉"))
 )
@@ -349,7 +362,7 @@ _BEFORE = re.compile(
     r"(?:is|must be|has to be|ist|est|es|é|è)\s+[*_]*(?:the|my|our|die|la|a)\s+(?:[\w*]+\s+){0,2}[*_]*$",
     re.I,
 )
-_OTHER, _IF = (frozenset(listed(LISTS[name])) for name in ("other_answer", "if"))
+_OTHER, _IF, _FIELDS = (frozenset(listed(LISTS[name])) for name in ("other_answer", "if", "fields"))
 _OTHER_ASIAN = ("错误", "错", "不是", "错误的", "错的")
 _ANSWER_TAG = re.compile("</?answer>")
 _STOP = re.compile(r"[.!?。！？](?:(?<=[。！？])|[*_\"'”’)\]`]*(?=\s))")

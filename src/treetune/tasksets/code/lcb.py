@@ -294,11 +294,12 @@ def memorise(problem: CodingProblem) -> str:
 
 
 def find_code(text: str, names: Collection[str] = ()) -> str | None:
-    """Return the code of an answer: the last block that defines one of the names, else the last block that is in Python
-    or names no other language."""
-    blocks = [dedent(block.body).strip("\n") for block in fenced(strip_thinking(text)) if block.language in _PYTHON]
-    defining = [code for code in blocks if any(_defines(code, name) for name in names)]
-    return (defining or blocks or [None])[-1]  # type: ignore[list-item]
+    """Return the code of an answer: the last block that defines one of the names, else the last block in Python, else
+    the last that names no language."""
+    blocks = [block for block in fenced(strip_thinking(text)) if block.language in _PYTHON]
+    defining = [block for block in blocks if any(_defines(dedent(block.body), name) for name in names)]
+    chosen = defining or [block for block in blocks if block.language] or blocks
+    return dedent(chosen[-1].body).strip("\n") if chosen else None
 
 
 def find_code_as_skyrl(text: str, names: Collection[str] = ()) -> str | None:

@@ -46,8 +46,8 @@ class Code(Scorer, frozen=True, tag="code"):
         """Score whether a reply's code passes every test case of the ground truth, in LiveCodeBench's form."""
         problem = _read(truth, task)
         found = find_declared_code(answer, self.answer, problem.names)
-        if found is None:
-            return Score(0.0, explanation=f"no {self.answer or 'code block'}")
+        if not found:
+            return Score(0.0, explanation=f"no {self.answer or 'code'}")
         passed, why = await problem.run(found)
         total = len(problem.cases)
         reward = passed / total if self.partial else float(passed == total)
@@ -67,9 +67,10 @@ class Code(Scorer, frozen=True, tag="code"):
 
 
 def find_declared_code(answer: str, form: AnswerFormat | None, names: Collection[str]) -> str | None:
-    """The code of a reply: in the declared form or, if none is declared, the block that defines one of some names."""
+    """The code of a reply: in the declared form or, if none is declared, the block that defines one of some names, or
+    else the whole reply."""
     if form is None:
-        return find_code(answer, names)
+        return find_code(answer, names) or strip_thinking(answer).strip("\n")
     text = extract(answer, form, read_as_written).text
     return None if text is None else find_code(text, names) or text
 
@@ -112,8 +113,6 @@ class Tests(Scorer, frozen=True, tag="tests"):
         beginning, entry_point = self._text(self.beginning, task), self._text(self.entry_point, task)
         names = [entry_point] if entry_point else [name for test in tests for name in _CALLED.findall(test)]
         code = find_declared_code(answer, self.answer, names)
-        if code is None and self.answer is None:
-            code = strip_thinking(answer).strip("\n")
         if code is None or not code.strip():
             return Score(0.0, explanation=f"no {self.answer or 'code'}")
         program = complete_code(code, beginning, entry_point) if beginning else code
