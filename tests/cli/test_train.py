@@ -25,6 +25,7 @@ from treetune.trainers import launch
 from treetune.trainers.areal.__main__ import make_rows, read_arguments, serve
 from treetune.trainers.launch import TRAINERS, Launch, Setting, TrainRequest, as_text, merge, plan
 from treetune.trainers.verl import DEFAULT_LOOP, LOOPS
+from treetune.trainers.verl.several_rows import MODE, MODULES
 
 
 @pytest.fixture
@@ -166,6 +167,36 @@ def test_verl_is_told_how_our_loop_plays_and_who_else_scores(folder, treetune):
     assert not any(key.startswith("treetune_loop") for key in config)
     result = treetune("train", "verl", "kinds_of.py:Countdowns", "treetune_loop.max_turn=3", "--dry-run")
     assert "did you mean 'max_turns'" in result.err
+
+
+def test_verl_counts_an_episode_once_where_its_settings_allow_that(folder, treetune):
+    def train(task, *words):
+        return treetune("train", "verl", task, *words, "--dry-run", "--json")
+
+    config = train("kinds_of.py:Countdowns", f"{MODE}=separate_async").json["config"]
+    assert config[MODE] == "treetune_separate_async"
+    assert config[f"+{MODULES}"].endswith("treetune.trainers.verl.trainer")
+    assert MODE not in train("kinds_of.py:Doubles").json["config"]  # each episode is one answer
+    for words in ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "trainer.use_v1=false"):
+        assert MODE not in train("kinds_of.py:Countdowns", words).json["config"]
+    refused = train("kinds_of.py:Countdowns", "algorithm.adv_estimator=rloo", "treetune_loop.rewrites=split")
+    assert refused.json["code"] == "credit"
+
+
+def test_credit_by_turn_is_refused_at_the_start_where_verl_has_none(folder, treetune):
+    def train(*words):
+        return treetune("train", "verl", "own.py:Credited", *words, "--dry-run", "--json")
+
+    (folder / "own.py").write_text(
+        "import kinds_of\n"
+        "from treetune import Contract\n"
+        "class Credited(kinds_of.Countdowns):\n"
+        "    CONTRACT = Contract(credit='turn', credit_discount=0.9)\n"
+    )
+    assert train().json["config"][MODE] == "treetune_sync"
+    for words in ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "trainer.use_v1=false"):
+        assert train(words).json["code"] == "credit"
+    assert "credit_discount" in train("algorithm.adv_estimator=gae").json["error"]
 
 
 OWN = ("max_turns=3", "turn_discount=0.9")

@@ -47,7 +47,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from treetune_verl.tasks import get_dataset_paths
 
-TOLD = ("turn_scores", "min_global_steps", "max_global_steps")
+TOLD = ("turn_scores", "turn_credit", "min_global_steps", "max_global_steps")
 FIELDS = ["prompts", "responses", "response_mask", "rm_scores", "rollout_log_probs", "num_turns", "extra_fields"]
 
 OF_SAMPLE, OF_EPISODE = ("responses", "response_mask", "rm_scores"), ("turn_scores", "truncated")
@@ -194,6 +194,8 @@ class Loops:
         self.config = trainer_config(
             [
                 f"actor_rollout_ref.model.path={request['model']}",
+                "algorithm.adv_estimator=grpo",  # as `treetune train` sets it, which also starts our trainer
+                "+trainer.v1.treetune_joined=true",
                 "actor_rollout_ref.rollout.name=vllm",
                 f"actor_rollout_ref.rollout.agent.agent_loop_config_path={request['loops']}",
                 "actor_rollout_ref.rollout.calculate_log_probs=true",

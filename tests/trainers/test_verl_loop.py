@@ -33,7 +33,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 COUNTING = """
 from pathlib import Path
-from treetune import Environment, Step, Task, Taskset
+from treetune import Contract, Environment, Step, Task, Taskset
 
 
 class Countdown(Environment):
@@ -70,6 +70,10 @@ class Counting(Taskset):
                        reward_spec={"ground_truth": number}, extra_info={"folder": str(Path.cwd())})
         yield Task(prompt="Read on. " * 400 + "Count down from 1.", env_class="counting.py:Countdown",
                    reward_spec={"ground_truth": 1}, extra_info={"folder": str(Path.cwd())})
+
+
+class Credited(Counting):
+    CONTRACT = Contract(credit="turn", credit_discount=0.5)
 
 
 class Together(Counting):
@@ -150,6 +154,8 @@ def runs(files: dict[str, list[str]], killed: tuple[int, int]) -> list[dict[str,
         {"name": "again v1", "worker": "v1", **counting, "rows": [0], "says": {two: [["boom"], ["1", "0"]]}},
         {"name": "rewritten v1", "worker": "v1", **counting, "rows": [0], "says": {two: [THOUGHTS]}},
         {"name": "rewritten v0", "worker": "v0", **counting, "rows": [0], "says": {two: [THOUGHTS]}},
+        {"name": "credited v1", "worker": "v1", "files": files["credited"], "rows": [0], "says": {two: [THOUGHTS]}},
+        {"name": "credited v0", "worker": "v0", "files": files["credited"], "rows": [0], "says": {two: [THOUGHTS]}},
         {"name": "long v0", "worker": "v0", **counting, "rows": [0], "says": {two: [[LONG]]}},
         {"name": "prompt v0", "worker": "v0", **counting, "rows": [3], "says": {"from 1.": [["0"]]}},
         {"name": "short v1", "worker": "v1", "agent": "short", **counting, "rows": [1], "says": {three: [["2", "1"]]}},
@@ -215,7 +221,7 @@ def played(folder) -> Played:
 
 def targets() -> dict[str, str]:
     found = {"gsm8k": "gsm8k.yaml", "shop": "shop.py:Shopping", "counting": "counting.py:Counting"}
-    found["together"] = "counting.py:Together"
+    found |= {"together": "counting.py:Together", "credited": "counting.py:Credited"}
     found |= {kind: KINDS[kind][0] for kind in (TaskKind.MULTI_TURN, TaskKind.TOOLS)}
     return {**found, "shell": "shell.yaml"} if probe(shell=True).launcher is not None else found
 
@@ -404,6 +410,16 @@ def test_rewritten_history_makes_two_samples_where_the_trainer_takes_them(played
     check_tokens(played, "rewritten v0")
 
 
+def test_the_trainer_knows_which_turns_are_in_which_row_and_what_each_has_earned(played):
+    rows = samples(played, "credited v1")
+    assert len(rows) == 2
+    for turn, row in enumerate(rows):
+        credit = row["fields"]["turn_credit"]
+        assert (credit["by"], credit["discount"], credit["rewards"]) == ("turn", 0.5, [0.5, 0.5])
+        assert [list(span) for span in credit["spans"]] == [[turn, 0, len(row["responses"])]]
+    assert "no rewards of turns" in played.answers["credited v0"]["samples"]  # the v0 trainer has none
+
+
 def test_an_answer_is_cut_to_what_verl_has_room_for(played):
     (sample,) = samples(played, "long v0")
     assert len(sample["responses"]) == 3000
@@ -438,7 +454,7 @@ def test_the_v1_trainer_gets_the_reward_of_each_turn_where_it_ended_and_the_v0_t
     assert placed(first) == pytest.approx([0.0, 0.04, 1.0])
     assert placed(second) == [1.0]
     (short,) = samples(played, "short v1")
-    assert placed(short) == [0.25, 0.0]  # 0.5 / 2, then 1 / 4 in all
+    assert placed(short) == [0.5, -0.25]  # the last turn has what the discount changes: 1 / 4 in all
     assert placed(samples(played, "gsm8k v0")[0]) == pytest.approx([0.0, 0.0, 1.04])
 
 

@@ -26,6 +26,7 @@ import msgspec
 
 from treetune.config.interpolation import escape_text, override_values
 from treetune.config.structs import convert, load_yaml
+from treetune.core.contract import Credit
 from treetune.core.fingerprint import taskset_fingerprint
 from treetune.core.from_config import build_taskset
 from treetune.core.mixture import parts_of
@@ -142,6 +143,12 @@ class TargetTasks(NamedTuple):
     def hold_out(self, request: TrainRequest) -> HeldOut:
         assert self.train is not None
         return hold_out(self.train, request.val, request.num_tasks, self.declared)
+
+    def credits(self) -> set[tuple[Credit, float]]:
+        """The credits that the tasks declare, with their discounts. The first task of each source stands for the
+        others."""
+        parts = parts_of(self.train) if self.train is not None else ()
+        return {part.contract_of(task).turn_credit for part in parts for task in part.draw(1)}
 
     def check_groups(self) -> None:
         """For trainers that score each episode alone: refuse tasks that are only scored in groups, and warn of a

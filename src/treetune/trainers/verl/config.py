@@ -29,6 +29,7 @@ from treetune.system.folders import default_cache_dir, write_atomically
 from treetune.trainers.config import get_value, load_lists, set_value
 from treetune.trainers.verl.reward import Lists, find_unscored, leaves_scoring, score_by_tasks, warn_of_unscored
 from treetune.trainers.verl.rollouts import LoopConfig
+from treetune.trainers.verl.several_rows import check_rows, use_trainer
 
 Agents = Mapping[str, Sequence[str] | None]
 LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
@@ -137,11 +138,13 @@ def run_with_tasks(config: Any) -> Any:
 def play_by_tasks(config: Any, cache_dir: str | Path | None = None) -> Any:
     """Make verl play rows with Treetune's agent loop: those that name it (`agent_name`), and those that name none. The
     settings in `treetune_loop` go into a YAML file in the cache folder, together with the loops of the file that the
-    config named before. The config then names the new file."""
+    config named before. The config then names the new file, and our trainer if it can count episodes once."""
     settings = plain_values(get_value(config, SETTINGS)) or {}
     set_value(config, LOOPS, str(write_loops(settings, get_value(config, LOOPS), cache_dir)))
     if get_value(config, DEFAULT_LOOP) in (None, "single_turn_agent"):
         set_value(config, DEFAULT_LOOP, LOOP)
+    check_rows(config, rewrites=settings.get("rewrites"))
+    use_trainer(config)
     return config
 
 

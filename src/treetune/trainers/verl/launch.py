@@ -20,6 +20,7 @@ from treetune.trainers.lengths import count_longer, measure
 from treetune.trainers.train_run import TrainRun, describe_interval, interval
 from treetune.trainers.verl.config import DEFAULT_LOOP, LOOPS, SETTINGS, write_loops
 from treetune.trainers.verl.reward import OURS, leaves_scoring
+from treetune.trainers.verl.several_rows import MODE, MODULES, check_rows, trainer_settings
 
 GROUP = 8
 LENGTH = 512
@@ -87,8 +88,16 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     if silent or (not named and settings):
         why = "the tasks do not say whether they have several turns" if silent else "your settings of our agent loop"
         planned[DEFAULT_LOOP] = Setting(LOOP, why)
-    overrides = [text for text in request.theirs if not text.startswith(f"{SETTINGS}.")]
-    config = launch.merge(planned, [text for text in overrides if not (LOOPS in planned and text.startswith(LOOPS))])
+    theirs = [text for text in request.theirs if not text.startswith(f"{SETTINGS}.")]
+    known = OmegaConf.from_dotlist([word.lstrip("+~") for word in launch.words(launch.merge(planned, theirs))])
+    check_rows(known, tasks.credits(), settings.get("rewrites"))
+    if loop:
+        why = "an episode counts once, however many rows it has"
+        for key, value in trainer_settings(known).items():
+            planned[key if key == MODE else f"+{key}"] = Setting(value, why)
+    # Ours have what the user set.
+    ours = [key.lstrip("+") for key in (LOOPS, MODE, f"+{MODULES}") if key in planned]
+    config = launch.merge(planned, [text for text in theirs if not text.lstrip("+").startswith(tuple(ours))])
     reasons = launch.reasons(planned, config)
     return Launch(
         trainer="verl",

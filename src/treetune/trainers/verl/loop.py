@@ -32,6 +32,7 @@ from treetune.trainers.episodes import is_misuse, share_episodes
 from treetune.trainers.single_turn import read_scored_by
 from treetune.trainers.token_episode import FailureLog, Hooks, TokenEpisode, play_episode
 from treetune.trainers.verl.rollouts import EpisodeScore, LoopConfig, ModelCalls, PromptGroups
+from treetune.trainers.verl.several_rows import check_trainer, check_turns, why_not_joined
 
 try:
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
@@ -39,6 +40,8 @@ except ImportError as error:
     raise MissingExtraError(f"verl's agent loops cannot be imported: {error}", remedy="install verl 0.9.1") from error
 
 groups = PromptGroups()
+_obstacles: dict[int, str | None] = {}
+"""By config: a worker has one."""
 failures = FailureLog(logging.getLogger("treetune.verl"))
 MOST_LOST = 64
 """After this many failures without a played episode, the failure is raised, because nothing can be played."""
@@ -50,13 +53,15 @@ class EpisodeOutput(AgentLoopOutput):  # type: ignore[misc]
     _rewards: dict[int, float] = PrivateAttr(default_factory=dict)
     """The rewards of the turns, by the place of their last sampled token in the response."""
 
-    def place_rewards(self, mask: Sequence[int], rewards: Sequence[float]) -> None:
-        """Place the rewards of turns at the ends of the tokens sampled in them; `mask` is that of all turns."""
-        ends = [at for at, (now, then) in enumerate(zip(mask, [*mask[1:], 0], strict=True)) if now and not then]
-        if len(ends) == len(rewards):  # no turn was empty
-            last = len(self.response_ids) - 1
-            for end, reward in zip(ends, rewards, strict=True):
-                self._rewards[min(end, last)] = self._rewards.get(min(end, last), 0.0) + reward
+    def place_rewards(self, spans: Sequence[tuple[int, int, int]], rewards: Sequence[float]) -> None:
+        """Place the rewards of turns at the last token sampled in each: estimators that look at tokens drop those on
+        masked tokens. A turn without tokens has its reward at the turn before, or else at the first one with tokens."""
+        last = len(self.response_ids) - 1
+        ends = [min(end - 1, last) if first < min(end, last + 1) else None for _, first, end in spans]
+        place = next((end for end in ends if end is not None), last)
+        for end, reward in zip(ends, rewards, strict=True):
+            place = place if end is None else end
+            self._rewards[place] = self._rewards.get(place, 0.0) + reward
 
     def as_dict(self) -> dict[str, Any]:
         output: dict[str, Any] = super().as_dict()
@@ -88,6 +93,9 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         with groups.join(str(row.get("uid") or uuid4().hex)) as member:
             calls = self._calls(sampling_params, row)
             played = await self._play(calls, row, v1)
+            credit, discount = played.contract.turn_credit
+            check_turns(self.config, credit, discount, v1=v1)
+            check_trainer(self.config, credit)
             if played.reward is not None and played.contract.group_score:
                 config = self.rollout_config
                 # The v1 trainer gives a worker whole groups.
@@ -139,13 +147,21 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
 
         return await play_episode(
             start,
-            self._chat(settings.rewrites or ("split" if v1 else "keep")),
+            self._chat(settings.rewrites or ("split" if v1 and not self._obstacle() else "keep")),
             self,
             calls.sample,
             longest_prompt=calls.longest_prompt,
             seconds=settings.seconds,
             attempts=settings.attempts,
         )
+
+    def _obstacle(self) -> str | None:
+        """The setting because of which an episode cannot have several rows, if any."""
+        if id(self.config) not in _obstacles:
+            _obstacles[id(self.config)] = why = why_not_joined(self.config)
+            if why is not None:
+                failures.warn_once(f"episodes are one row each, even if the chat template rewrites history: {why}")
+        return _obstacles[id(self.config)]
 
     def _chat(self, rewrites: Rewrites) -> ChatTokens:
         arguments = msgspec.json.encode(dict(self.apply_chat_template_kwargs or {}), enc_hook=list)
@@ -166,12 +182,16 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         information = {**own, "acc": ended.passed, "num_turns": played.turns, "failed": 0.0}
         fields = {**calls.fields, "turn_scores": list(played.rewards), "reward_extra_info": information}
         outputs = []
+        rewards, (credit, discount) = played.shape_each(played.turns), played.contract.turn_credit
         for sequence, routed in zip(sequences, experts, strict=True):
             given = sequence.mask.index(1) if 1 in sequence.mask else len(sequence.ids)
+            spans = [(turn, first - given, end - given) for turn, first, end in sequence.spans]
+            if v1:
+                fields["turn_credit"] = {"by": credit, "discount": discount, "rewards": rewards, "spans": spans}
             logprobs = bool(sequence.logprobs)
             output = self._sample(sequence, given, logprobs, ended.reward, 2 * played.turns, calls, fields)
-            if len(sequences) == 1:
-                output.place_rewards(sequence.mask[given:], played.shape_each(played.turns))
+            if len(spans) == len(rewards):
+                output.place_rewards(spans, rewards)
             if routed is not None:
                 output.routed_experts = routed[: given + len(output.response_ids)]
             outputs.append(output)
@@ -192,6 +212,8 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         known = {key: value for key, value in calls.fields.items() if value is not None}
         fields = {"min_global_steps": version, "max_global_steps": version, **known}
         fields |= {"turn_scores": [], "reward_extra_info": information}
+        if "session_id" in row:
+            fields["turn_credit"] = {"by": "outcome", "discount": 1.0, "rewards": [], "spans": []}
         reward = 0.0 if others is None else others.reward
         return self._sample(TokenSequence(prompt), len(prompt), logprobs, reward, 0, calls, fields)
 

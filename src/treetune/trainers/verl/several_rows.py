@@ -24,6 +24,7 @@ PREFIX = "treetune_"
 """The beginning of the names of our trainers; verl's own names follow."""
 MODULES = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES"
 """The key for the modules that verl imports in each of its processes."""
+TRAINER = "treetune.trainers.verl.trainer"
 JOINED = "trainer.v1.treetune_joined"
 """Set while our trainer runs, so that agent loops know of it."""
 SHOWN = ("vanilla", "gpg", "cispo", "sapo", "dppo_tv", "dppo_kl")
@@ -68,35 +69,46 @@ def why_not_joined(config: Any) -> str | None:
 
 def check_rows(config: Any, credits: Iterable[tuple[Credit, float]] = (), rewrites: str | None = None) -> None:
     """Raise if the settings do not allow what tasks declare, or what the user asked for."""
-    v1, why = get_value(config, "trainer.use_v1") is not False, why_not_joined(config)
-    if v1 and why and rewrites == "split":
+    why = why_not_joined(config) if _is_v1(config) else None
+    if why and rewrites == "split":
         raise CreditError(f"rewrites: split makes several rows of an episode, and {why}", remedy="use rewrites: keep")
-    if v1 and why and str(get_value(config, MODE)).startswith(PREFIX):
+    if why and str(get_value(config, MODE)).startswith(PREFIX):
         raise CreditError(f"{get_value(config, MODE)} counts an episode once, and {why}", remedy=f"leave out {MODE}")
     for credit, discount in credits:
-        if credit == "turn" and (refusal := _refuse_turns(config, discount, v1, why)):
-            raise CreditError(f"the tasks declare credit: turn, and {refusal}", remedy="declare credit: outcome")
+        check_turns(config, credit, discount, v1=_is_v1(config))
 
 
-def _refuse_turns(config: Any, discount: float, v1: bool, why: str | None) -> str | None:
+def check_turns(config: Any, credit: Credit, discount: float, *, v1: bool) -> None:
+    """Raise if verl cannot give this credit to turns."""
+    if credit == "outcome":
+        return
     if not v1:
-        return "verl's v0 trainer has no rewards of turns: trainer.use_v1=true has them"
-    if get_value(config, f"{_ALGORITHM}.adv_estimator") == "gae":
-        return None if discount == 1 else "gae has no credit_discount: it has algorithm.gamma and algorithm.lam"
-    return why
+        why: str | None = "verl's v0 trainer has no rewards of turns: trainer.use_v1=true has them"
+    elif get_value(config, f"{_ALGORITHM}.adv_estimator") != "gae":
+        why = why_not_joined(config)
+    else:
+        why = None if discount == 1 else "gae has no credit_discount: it has algorithm.gamma and algorithm.lam"
+    if why is not None:
+        raise CreditError(f"the tasks declare credit: turn, and {why}", remedy="or declare credit: outcome")
 
 
-def is_joined(config: Any) -> bool:
-    """Whether our trainer runs with this config."""
-    return bool(get_value(config, JOINED))
+def check_trainer(config: Any, credit: Credit) -> None:
+    """Raise if turns need our trainer, and it does not run."""
+    if credit == "turn" and not get_value(config, JOINED) and get_value(config, f"{_ALGORITHM}.adv_estimator") != "gae":
+        remedy = f"start with treetune train verl, or set {MODE}={PREFIX}sync and +{MODULES}={TRAINER}"
+        raise CreditError("the tasks declare credit: turn, and verl's own trainer has none", remedy=remedy)
+
+
+def _is_v1(config: Any) -> bool:
+    return get_value(config, "trainer.use_v1") not in (False, "false")
 
 
 def trainer_settings(config: Any) -> dict[str, str]:
     """Return the keys that make verl run our trainer; empty if it would not run it."""
-    if get_value(config, "trainer.use_v1") is False or why_not_joined(config):
+    if not _is_v1(config) or why_not_joined(config):
         return {}
     mode = str(get_value(config, MODE) or "sync").removeprefix(PREFIX)
-    known = [get_value(config, MODULES), os.environ.get("VERL_USE_EXTERNAL_MODULES"), "treetune.trainers.verl.trainer"]
+    known = [get_value(config, MODULES), os.environ.get("VERL_USE_EXTERNAL_MODULES"), TRAINER]
     modules = dict.fromkeys(name for names in known if names for name in str(names).split(","))
     return {MODE: PREFIX + mode, MODULES: ",".join(modules)}
 

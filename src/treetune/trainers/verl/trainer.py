@@ -115,7 +115,8 @@ class JoinedRows:
         extra = list(queue.kv_batch_get(**place, select_fields=["extra_fields"])["extra_fields"])
         # verl's padding rows are copies of a row, with its fields.
         credits = [
-            {} if tag.get("is_padding") else fields.get("credit") or {} for fields, tag in zip(extra, tags, strict=True)
+            {} if tag.get("is_padding") else fields.get("turn_credit") or {}
+            for fields, tag in zip(extra, tags, strict=True)
         ]
         batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
         if not self._steps and not any(

@@ -114,7 +114,7 @@ def _fields(row: TinyRow, credit: Credit) -> dict[str, Any]:
         "response_mask": mask,
         "loss_mask": mask,
         "rm_scores": scores,
-        "extra_fields": {"credit": {"by": credit, "discount": 1.0, "rewards": row.rewards, "spans": spans}},
+        "extra_fields": {"turn_credit": {"by": credit, "discount": 1.0, "rewards": row.rewards, "spans": spans}},
     }
 
 
