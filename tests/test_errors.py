@@ -6,6 +6,7 @@ After a change of messages: python tests/test_errors.py
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 import tempfile
@@ -22,7 +23,7 @@ import msgspec
 from aiohttp import web
 from command_line import ROOT
 from model_endpoint import endpoint
-from serving import Numbers, served
+from serving import Flaw, Numbers, Raw, served, serving
 
 from treetune import Task, Taskset, TasksetConfig
 from treetune.core.environment import check_step
@@ -30,7 +31,15 @@ from treetune.core.policy import Request, Sampling
 from treetune.core.score import judge as score
 from treetune.data.rows.reading import read_rows
 from treetune.errors import MissingExtraError, TreetuneError
+from treetune.models import load_policy
 from treetune.play.episode_table import EpisodeEnded, NameTaken, WrongTurn
+from treetune.play.group import sample_groups
+from treetune.play.host import LocalHost, always
+from treetune.sandbox.limits import DEFAULT_LIMITS
+from treetune.sandbox.rootfs import Root
+from treetune.sandbox.shell import Shell
+from treetune.scorers.judges import Judge
+from treetune.serve.messages import ServerResponse, error_of, pack, read_head
 from treetune.system.http_body import BodyTooLarge
 from treetune.tasksets.tools import calculator
 from treetune.trainers.credit import row_weight
@@ -44,6 +53,8 @@ class Tasks(Taskset):
     def reward(self, task, answer): return 1.0
 class Broken(Tasks):
     def load_tasks(self): return 5 / 0
+class Stopped(Tasks):
+    def load_tasks(self): raise KeyboardInterrupt
 class Empty(Tasks):
     def load_tasks(self): return []
 class Unexpected(Tasks):
@@ -99,8 +110,74 @@ class Waits(Numbers):
         await asyncio.Event().wait()
 
 
+class Dies(Numbers):
+    async def reward(self, task, answer):
+        os._exit(1)
+
+
 async def overload(client, task) -> None:
     await asyncio.gather(client.run_rollout(task), client.run_rollout(task))
+
+
+async def give_up(address) -> None:
+    """A client cancels what it has asked for."""
+    with Raw(address) as raw:
+        task = (await raw.ask(b"1", "sample"))["task"]
+        await raw.send(b"2", b"run_rollout", raw.head, pack({"task": task}))
+        await raw.send(b"3", b"cancel", raw.head, pack({"id": b"2"}))
+        answers = dict([await raw.receive(), await raw.receive()])
+    raise error_of(msgspec.convert(answers[b"2"], ServerResponse))
+
+
+def of_broker(taskset, use, **options) -> Callable[[Path], object]:
+    """As the server itself sees it."""
+
+    async def ask() -> None:
+        async with serving(taskset, **options) as server:
+            await use(server)
+
+    return lambda folder: asyncio.run(ask())
+
+
+async def stop(server) -> None:
+    await server.close()
+    await server.sample()
+
+
+def of_host(taskset, use) -> Callable[[Path], object]:
+    """A program plays tasks by itself."""
+
+    async def ask() -> None:
+        await use(await LocalHost.open(taskset, always(load_policy("scripted:gold", taskset))))
+
+    return lambda folder: asyncio.run(ask())
+
+
+async def draw_ten(host) -> None:
+    for _ in range(10):
+        await host.sample()
+
+
+async def play_groups(host) -> None:
+    async for _ in sample_groups(host, 2, most_dropped=3):
+        pass
+
+
+def of_judge(folder: Path) -> object:
+    (folder / "judges.py").write_text("class Broken:\n    def complete(self, request): raise LookupError('no model')\n")
+    scorer = Judge(model=f"scripted:{folder}/judges.py:Broken")
+    return asyncio.run(scorer.score("Rome", "Paris", Task(prompt="Capital of France?")))
+
+
+async def use_closed_shell() -> None:
+    """A sandbox that has ended, whatever it was."""
+
+    class Nothing:
+        async def close(self) -> None: ...
+
+    shell = Shell(Nothing(), DEFAULT_LIMITS)
+    await shell.close()
+    await shell.execute("true")
 
 
 def of_stream(ends: bool) -> Callable[[Path], object]:
@@ -158,9 +235,6 @@ def fail(error: Exception) -> Callable[[Path], None]:
     return fails
 
 
-OTHERS = {"failed", "draw-failed", "judge", "no-variance", "no-sandbox", "sandbox-ended", "interrupted"}
-OTHERS |= {"bad-request", "cancelled", "denied", "stopping", "worker-lost"}
-"""Codes without an example: it would need a machine of its own, or several processes."""
 EXAMPLES: dict[str, Callable[[Path], object]] = {
     "usage": command("show", "arithmetic", "--nope"),
     "config": command("show", "arithmetic", "--taskset.level", "high"),
@@ -191,6 +265,18 @@ EXAMPLES: dict[str, Callable[[Path], object]] = {
     "name-taken": fail(NameTaken("e1")),
     "too-large": fail(BodyTooLarge.of("http://127.0.0.1:9", 64 << 20)),
     "busy": of_server(Waits(), overload, capacity=1, run_deadline=0.5),
+    "failed": of_server(Flaw(), lambda client, task: client.sample(9)),
+    "draw-failed": of_host(Flaw(), draw_ten),
+    "no-variance": of_host(Numbers(), play_groups),
+    "judge": of_judge,
+    "denied": of_server(Numbers(), lambda client, task: client.run_rollout(task, model="other")),
+    "bad-request": lambda folder: read_head(b""),
+    "cancelled": of_broker(Waits(), lambda server: give_up(server.address)),
+    "stopping": of_broker(Numbers(), stop),
+    "worker-lost": of_server(Dies(), lambda client, task: client.run_rollout(task), workers=1),
+    "interrupted": command("show", "tasks.py:Stopped"),
+    "no-sandbox": lambda folder: Root.of_folder(str(folder)),
+    "sandbox-ended": lambda folder: asyncio.run(use_closed_shell()),
     "refused": of_server(
         Numbers(), lambda client, task: client.run_rollout(msgspec.structs.replace(task, prompt="5?"))
     ),
@@ -222,7 +308,7 @@ def test_the_table_of_codes_is_complete():
     documented = re.findall(r"^\| `(.+?)`", section, re.M)
     ours = list_codes()
     assert sorted(documented) == sorted({*ours, "unknown-key", "interrupted", "unexpected"})
-    assert set(documented) == {*EXAMPLES, *OTHERS}
+    assert set(documented) == set(EXAMPLES)
 
 
 if __name__ == "__main__":
