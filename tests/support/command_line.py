@@ -10,6 +10,7 @@ in a process (signals, the end of the interpreter, what is imported) is tested w
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import io
@@ -150,10 +151,21 @@ def _is_users(name: str, module: ModuleType) -> bool:
     return isinstance(file, str) and file.endswith(".py") and not file.startswith(OWN)
 
 
+@functools.cache
+def _caches_of(module: ModuleType) -> list[Any]:
+    """The functions of a module that remember. Processes that work for this one stay."""
+    return [
+        value
+        for value in list(vars(module).values())
+        if hasattr(value, "cache_clear")
+        and getattr(value, "__module__", None) == module.__name__
+        and not value.__name__.endswith("workers")
+    ]
+
+
 @contextlib.contextmanager
 def _registries() -> Iterator[None]:
-    """Names that were registered, and what was found out about the machine and about files. Processes that work for
-    this one stay."""
+    """Names that were registered, and what was found out about the machine and about files."""
     registries = (plugins.tasksets, plugins.environments)
     before = [dict(vars(registry)) for registry in registries]
     for registry in registries:
@@ -161,13 +173,8 @@ def _registries() -> Iterator[None]:
         vars(registry).pop("_installed", None)
     for name, module in list(sys.modules.items()):
         if name.startswith("treetune."):
-            for value in list(vars(module).values()):
-                if (
-                    hasattr(value, "cache_clear")
-                    and getattr(value, "__module__", None) == name
-                    and not value.__name__.endswith("workers")
-                ):
-                    value.cache_clear()
+            for cached in _caches_of(module):
+                cached.cache_clear()
     try:
         yield
     finally:
