@@ -68,15 +68,16 @@ def build(treetune, folder, scorer: dict, format: str = "verl") -> list[dict]:
     return pq.read_table(path).to_pylist()
 
 
-def score_in_a_process(row: dict, answer: str, **environment: str) -> subprocess.CompletedProcess:
+def score_in_a_process(row: dict, *answers: str, **environment: str) -> subprocess.CompletedProcess:
     """As verl's reward workers do, which know nothing but the row."""
     code = (
         "import json, sys\nfrom treetune.trainers.verl import compute_score\n"
-        "row, answer = json.loads(sys.argv[1]), sys.argv[2]\n"
+        "row, *answers = json.loads(sys.argv[1])\n"
         "truth = row['reward_model']['ground_truth']\n"
-        "print(json.dumps(compute_score(row['data_source'], answer, truth, row['extra_info'])))\n"
+        "for answer in answers:\n"
+        "    print(compute_score(row['data_source'], answer, truth, row['extra_info'])['score'])\n"
     )
-    command = [sys.executable, "-c", code, json.dumps(row), answer]
+    command = [sys.executable, "-c", code, json.dumps([row, *answers])]
     return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
 
 
@@ -90,11 +91,9 @@ def test_a_row_is_judged_from_itself_alone_and_carries_no_key(treetune, tmp_path
         scorer = rows[0]["extra_info"]["scorer"]
         assert "secret" not in json.dumps(rows)
         assert ("JUDGE_KEY" in scorer, "It names the town." in scorer, "right.yaml" in scorer) == (True, True, False)
-        scored = score_in_a_process(rows[0], "It is Paris.")
-        assert json.loads(scored.stdout)["score"] == 1.0, scored.stderr
+        scored = score_in_a_process(rows[0], "It is Paris.", "It is Rome.")
+        assert scored.stdout.split() == ["1.0", "0.0"], scored.stderr
         assert endpoint.answered[0]["headers"]["Authorization"] == "Bearer secret-of-the-judge"
-        wrong = score_in_a_process(rows[0], "It is Rome.")
-        assert json.loads(wrong.stdout)["score"] == 0.0
 
         # Somebody else's rows would have this user's key sent to an address of their choice.
         asked = len(endpoint.answered)

@@ -101,7 +101,7 @@ async def draw_here(make, number=DRAWS):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [0, 1], ids=["server", "pool"])
-@pytest.mark.quick_cases(8)
+@pytest.mark.quick_cases(6)
 def test_a_server_and_a_pool_give_the_tasks_that_this_process_gives(kind, workers):
     make = KINDS[kind]
     taskset = make()

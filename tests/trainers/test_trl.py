@@ -481,7 +481,7 @@ def test_the_demo_trains_from_the_copy_that_is_there_and_says_where_its_troubles
     copy = tmp_path / "treetune-demo" / "train_tiny"
     copy.mkdir(parents=True)
     (copy / "train.py").write_text("import sys; sys.exit('no memory')")
-    result = treetune("demo", "--train", PYTHONPATH=str(tmp_path))
+    result = treetune("demo", "--train")
     assert result.code == 3
     assert "training.log" in result.err
     assert "no memory" in (copy / "training.log").read_text()
@@ -489,7 +489,7 @@ def test_the_demo_trains_from_the_copy_that_is_there_and_says_where_its_troubles
     told = "import pathlib, sys; results = pathlib.Path(sys.argv[2]); results.mkdir()\n"
     told += "print('step 20'); (results / 'seed-0.json').write_text('{\"after\": 0.97}')"
     (copy / "train.py").write_text(told)
-    result = treetune("demo", "--train", "--json", PYTHONPATH=str(tmp_path))
+    result = treetune("demo", "--train", "--json")
     assert result.json["training"]["after"] == 0.97
     assert "step 20" in result.err
 
