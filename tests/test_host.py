@@ -12,7 +12,7 @@ from serving import until_in_flight
 
 from treetune import Environment, Mixture, Outcome, ShuffleConfig, Step, Task, Taskset, TasksetConfig
 from treetune.core.contract import Limits
-from treetune.errors import EmptyTasksetError, ResumeError
+from treetune.errors import EmptyTasksetError
 from treetune.models import load_policy
 from treetune.play.episode_table import SessionLimits
 from treetune.play.host import LocalHost, always
@@ -229,7 +229,7 @@ def test_a_state_of_other_tasks_is_refused_with_what_changed():
 
     with raises_code("cannot-resume", "number of tasks: 8 -> 7"):
         run(other_data("abcdefg"))
-    with pytest.raises(ResumeError, match="the tasks themselves changed"):
+    with raises_code("cannot-resume"):
         run(other_data("abcdefgx"))
 
 

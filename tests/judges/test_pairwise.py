@@ -144,7 +144,7 @@ def test_such_an_answer_is_named_in_its_own_trace():
 
 
 def test_one_rollout_alone_has_nothing_to_be_compared_with():
-    with pytest.raises(Exception, match="-r 2"):
+    with raises_code("taskset", "-r", "2"):
         asyncio.run(Judge(model=named("Fair"), method="pairwise").score_group(TASK, traces_of("Paris")))
 
 

@@ -17,7 +17,6 @@ from treetune.data.datasets.task_lists import load_task
 from treetune.data.sources.loading import LibraryDataset, open_source
 from treetune.data.sources.loading_params import LoadingParams, find_local_files
 from treetune.data.sources.local_files import LocalFiles
-from treetune.data.sources.names import ReadError
 from treetune.errors import UsageError
 
 
@@ -153,7 +152,7 @@ def test_json_may_be_lines_or_a_list_whatever_the_file_is_called(tmp_path, name,
 @pytest.mark.parametrize("text", ['{"q": 1}{"q": 2}\n', '{"q":\n1}\n', '{"q": 1}\n[2]\n', '{"q": 1}\n{"q": 2\n'])
 def test_what_is_no_object_on_a_line_is_refused_by_its_line(tmp_path, text):
     (tmp_path / "a.jsonl").write_text(text)
-    with pytest.raises(ReadError, match=r"a\.jsonl, line [12]: "):
+    with raises_code("unreadable", "a.jsonl, line"):
         rows_of("json", data_files="a.jsonl")
 
 

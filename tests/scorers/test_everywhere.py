@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from raising import raises_code
 
 import treetune.scorers
 from treetune import Task, Taskset
@@ -244,7 +245,7 @@ def test_python_takes_keys_as_yaml_has_them():
     assert includes(answer=AnswerFormat(after="####")).score("Not Rome.\n#### Paris", "Paris").reward == 1
     both = weighted(parts=[{"weight": 0.5, "scorer": "includes"}, {"weight": 0.5, "scorer": number(tolerance=1)}])
     assert both.score("It is 5", "5").reward == 1
-    with pytest.raises(ConfigError, match=r"fault in choice\(\)[\s\S]*truth: .*did you mean 'index'"):
+    with raises_code("config", "truth", "'index'"):
         choice(truth="indx")
 
 

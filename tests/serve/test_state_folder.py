@@ -204,7 +204,7 @@ def test_a_read_only_database_is_told(states, tmp_path, monkeypatch):
     monkeypatch.setattr(
         sqlite3, "connect", lambda path, **options: connect(f"file:{path}?mode=ro", uri=True, **options)
     )
-    with pytest.raises(StorageError, match="readonly database"):
+    with raises_code("storage"):
         start(tmp_path / "state")
 
 

@@ -10,11 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
+from raising import raises_code
 from serve_process import serve
 
 from treetune.cli import supervise
-from treetune.cli.supervise import ServerCrashed, Supervisor
+from treetune.cli.supervise import Supervisor
 from treetune.serve.zmq.client import EnvClient
 
 
@@ -104,7 +104,7 @@ def supervise_program(program, max_crashes=2):
 
 def test_a_server_that_hangs_is_killed_and_started_again(monkeypatch, caplog):
     monkeypatch.setattr(supervise, "STUCK_SECONDS", 0.2)
-    with caplog.at_level(logging.WARNING), pytest.raises(ServerCrashed, match=r"with no heartbeat for 0\.2 seconds"):
+    with caplog.at_level(logging.WARNING), raises_code("failed", "0.2"):
         supervise_program(READY + "print('still here', flush=True); time.sleep(600)")
     assert "the server crashed (no heartbeat for 0.2 seconds), 1 of 2 times" in caplog.text
 
@@ -112,7 +112,7 @@ def test_a_server_that_hangs_is_killed_and_started_again(monkeypatch, caplog):
 def test_pauses_grow_and_old_crashes_are_forgotten(monkeypatch, caplog, tmp_path):
     monkeypatch.setattr(supervise, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(supervise, "LONGEST_PAUSE", 0.02)
-    with caplog.at_level(logging.WARNING), pytest.raises(ServerCrashed, match="4 times"):
+    with caplog.at_level(logging.WARNING), raises_code("failed", "4"):
         supervise_program("raise SystemExit(7)", max_crashes=4)
     assert [line.rpartition(" in ")[2] for line in caplog.messages] == ["0.01 s", "0.02 s", "0.02 s"]
     monkeypatch.setattr(supervise, "WINDOW_SECONDS", 0.0)

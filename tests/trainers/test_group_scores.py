@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from chat_templates import Letters, plain
 from kinds import CONTRACTS
+from raising import raises_code
 from trl_speaker import Speaker, rollout
 
 from treetune import Contract, Environment, Step, Task, Taskset
@@ -97,7 +98,7 @@ def test_episodes_of_several_turns_are_scored_together_and_their_metrics_are_log
 
 
 def test_a_group_that_is_divided_between_processes_is_refused():
-    with TrlTasks(Ranked()) as tasks, pytest.raises(UsageError, match="multiple of num_generations"):
+    with TrlTasks(Ranked()) as tasks, raises_code("usage", "num_generations"):
         rollout(tasks, Different("ab", "abcd", "a"), [0, 0, 1])
 
 
@@ -106,7 +107,7 @@ def test_trl_plays_such_tasks_by_rollouts_and_refuses_any_other_way(taskset):
     pytest.importorskip("datasets")
     with TrlTasks(taskset()) as tasks:
         assert tasks.trainer_arguments()["rollout_func"] == tasks.rollout
-        with pytest.raises(UsageError, match=r"score_group\(\)"):
+        with raises_code("usage", "score_group"):
             tasks.trainer_arguments(using="reward_funcs")
 
 

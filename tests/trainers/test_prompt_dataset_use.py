@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from raising import raises_code
 from word_tokenizer import WordTokenizer
 
 from treetune.data.rows import read_rows
@@ -89,9 +90,9 @@ def test_what_names_no_file_is_told(wrong, source):
 
 
 def test_wrong_arguments_are_told_at_once(source):
-    with pytest.raises(UsageError, match="max_prompt_length is True"):
+    with raises_code("usage", "max_prompt_length"):
         made(source, limit=True)
-    with pytest.raises(UsageError, match="num_workers is None"):
+    with raises_code("usage", "num_workers"):
         made(source, num_workers=None)
     with pytest.raises(UsageError, match="a dict is not a tokenizer"):
         made(source, {"vocab": []})

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import tool_shop
 from http_playing import playing
+from raising import raises_code
 from task_servers import scripted
 
 from treetune.core.tool import message_of_action
@@ -15,7 +16,6 @@ from treetune.data.rows.formats import FORMATS
 from treetune.data.rows.reading import read_rows
 from treetune.data.rows.scorer import ScoredBy
 from treetune.data.rows.writing import write_file
-from treetune.errors import UsageError
 from treetune.serve import Misused, ServeError
 from treetune.tasksets.target import load_taskset
 from treetune.trainers.episodes import EpisodeSettings, RowEpisodes, share_episodes
@@ -217,5 +217,5 @@ def test_episodes_are_shared_within_an_event_loop():
 
 
 def test_attempts_are_at_least_one():
-    with pytest.raises(UsageError, match="attempts must be at least 1"):
+    with raises_code("usage", "attempts"):
         RowEpisodes(attempts=0)

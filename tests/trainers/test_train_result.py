@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import venvs
 from kinds import write_targets
+from raising import raises_code
 
 from treetune import Task
 from treetune.core.trace import Trace, Turn
-from treetune.errors import UsageError
 from treetune.runs.discovery import open_run
 from treetune.trainers.launch import Launch
 from treetune.trainers.rollout_log import RolloutLog
@@ -229,7 +229,7 @@ def test_trl_resumes_from_its_newest_complete_checkpoint(folder):
     assert found("true") == str(folder / "checkpoint-10")
     assert found("/elsewhere/checkpoint-2") == "/elsewhere/checkpoint-2"
     assert found(None) is None
-    with pytest.raises(UsageError, match="has taken its 10 steps"):
+    with raises_code("usage", "10 steps"):
         found("true", max_steps=10)
 
 
