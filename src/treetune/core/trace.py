@@ -83,7 +83,7 @@ class Failure(msgspec.Struct):
         return f"{line} -> {' '.join(remedy.split())}" if arrow else line
 
     @property
-    def told(self) -> str:
+    def full_message(self) -> str:
         """The message; if the author's code raised it, with the exception class and the line."""
         return f"{self.type} at {self.place}: {self.message}" if self.place else self.message
 

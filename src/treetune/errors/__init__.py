@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, ClassVar, NamedTuple
@@ -177,6 +178,12 @@ class MissingExtraError(TreetuneError, code="missing-extra"):
     @classmethod
     def of(cls, what: str, extra: str) -> MissingExtraError:
         return cls(f"{what} is not installed", remedy=f"pip install 'treetune[{extra}]'")
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Shows a warning once per process, even if Python's record of shown warnings is reset."""
+    warnings.warn(text, stacklevel=2)
 
 
 class user_code:

@@ -24,7 +24,7 @@ from treetune.runs.run import Run
 
 Key = tuple[str, int]
 """Identifies a task: its uid, and its occurrence among equal tasks."""
-_UNTOLD = ("max_concurrent", "endpoint", "num_tasks")
+_NOT_COMPARED = ("max_concurrent", "endpoint", "num_tasks")
 """Keys of a config that do not change the result of a task."""
 _FEWEST_TASKS = 6
 """With fewer tasks, no pattern of signs is rarer than one in 20."""
@@ -197,13 +197,13 @@ def compare_tasks(before: Run, after: Run, only: Container[Key] | None = None) -
         sum(task.change == 0 for task in changes),
         len(old) - len(common),
         len(new) - len(common),
-        config_differences(_told(before), _told(after)),
+        config_differences(_compared_keys(before), _compared_keys(after)),
     )
     return comparison, changes
 
 
-def _told(run: Run) -> dict[str, Any]:
-    return {key: value for key, value in run.config.items() if key not in _UNTOLD}
+def _compared_keys(run: Run) -> dict[str, Any]:
+    return {key: value for key, value in run.config.items() if key not in _NOT_COMPARED}
 
 
 def _change(key: Key, old: _TaskRollouts, new: _TaskRollouts) -> TaskChange:

@@ -96,7 +96,7 @@ def _setting(key: str, value: Any) -> str:
 def _rollout_line(trace: Trace) -> Text:
     what = trace.answer or trace.explanation or ""
     if (failure := trace.failure) is not None:
-        what = failure.told
+        what = failure.full_message
     what = what.partition("\n")[0]
     return Text.assemble(
         # The reward comes early: a narrow terminal cuts off the end.

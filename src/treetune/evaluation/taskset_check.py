@@ -157,7 +157,7 @@ class TasksetChecker:
         if (fault := find_call_fault(answer, trace, threshold)) is not None:
             check.warnings["gold-tool-error"] = fault
         if trace.reward is None:
-            check.fail("gold-failed", trace.failure.told if trace.failure else trace.outcome.value)
+            check.fail("gold-failed", trace.failure.full_message if trace.failure else trace.outcome.value)
         elif not trace.passed(threshold):
             why = f"; {trace.explanation}" if trace.explanation else ""
             enough = " (set --pass-threshold if less is enough)" if trace.reward > 0 else ""

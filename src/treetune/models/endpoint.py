@@ -47,7 +47,7 @@ class Endpoint:
         if key := config.api_key():
             self.headers["Authorization"] = f"Bearer {key}"
         self._session: aiohttp.ClientSession | None = None
-        self._has_told = False
+        self._has_warned = False
 
     async def get(self, path: str) -> Any:
         return await self._ask("GET", self.url + path, None)
@@ -94,7 +94,7 @@ class Endpoint:
                 problem = f"{url} did not answer within {config.timeout:g} seconds"
             if attempt < config.max_retries:
                 count_retry()
-                self._tell(problem, wait)
+                self._warn(problem, wait)
                 await asyncio.sleep(wait)
         remedy = (
             "is the server running? --endpoint.base_url is its address, --endpoint.timeout the time to wait for an "
@@ -102,10 +102,10 @@ class Endpoint:
         )
         raise PolicyError(f"gave up after {config.max_retries + 1} attempts: {problem}", remedy=remedy)
 
-    def _tell(self, problem: str, wait: float) -> None:
+    def _warn(self, problem: str, wait: float) -> None:
         """Warn once that calls are retried, which explains a long wait for the first rollouts."""
-        if not self._has_told:
-            self._has_told = True
+        if not self._has_warned:
+            self._has_warned = True
             most = self._config.max_retries
             text = (
                 f"{problem[:200].strip(': ')}; calls are repeated, up to {most} times each, the first in {wait:.1f} s"

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-import warnings
 from collections.abc import Awaitable, Sequence
-from functools import cache
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -27,7 +25,7 @@ from treetune.core.task import Task
 from treetune.core.taskset import Taskset, scored_in_group
 from treetune.core.tool import Tool, ToolSource, bind_tools
 from treetune.core.trace import Judgement, Trace, recording
-from treetune.errors import EnvironmentFault, InvalidAction, UsageError, format_error
+from treetune.errors import EnvironmentFault, InvalidAction, UsageError, format_error, warn_once
 from treetune.play.toolbox import Toolbox, as_text, message_of
 from treetune.system.threads import call
 
@@ -265,7 +263,10 @@ class Episode:
         if not step.done and len(self.result.rewards) >= self.contract.turns:
             step.done = step.truncated = True
             if self.contract.max_turns is None:
-                _warn_of_turns(type(environment).__name__)
+                warn_once(
+                    f"an episode of {type(environment).__name__} was truncated after {MOST_TURNS} turns: it declares "
+                    "no other limit (CONTRACT = Contract(max_turns=...))"
+                )
         self.truncated = step.truncated
         return step
 
@@ -367,16 +368,6 @@ async def play_answer(taskset: Taskset[Any, Any], task: Task, answer: str, limit
         return episode
     finally:
         await episode.close()
-
-
-@cache
-def _warn_of_turns(environment: str) -> None:
-    """Report once that episodes reach the default turn limit."""
-    warnings.warn(
-        f"an episode of {environment} was truncated after {MOST_TURNS} turns: it declares no other limit "
-        "(CONTRACT = Contract(max_turns=...))",
-        stacklevel=2,
-    )
 
 
 def _make_readable(action: Action) -> Action:

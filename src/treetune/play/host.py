@@ -12,11 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import cache
 from typing import Any, Self, TypeVar, Unpack
 
 import msgspec
@@ -26,7 +24,7 @@ from treetune.core.policy import Policy
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset, scored_in_group
 from treetune.core.trace import Outcome, Trace
-from treetune.errors import UsageError
+from treetune.errors import UsageError, warn_once
 from treetune.play import streams
 from treetune.play.episode import Episode
 from treetune.play.episode_record import EpisodeRecord
@@ -230,7 +228,10 @@ class LocalHost:
                 record.end(Outcome.ENVIRONMENT_ERROR)
             raise
         if started.contract.group_score:
-            _warn_of_groups(self.taskset.name)
+            warn_once(
+                f"score_group() of {self.taskset.name} is not called for episodes that a client steps: each is scored "
+                "alone (run_group() plays and scores a whole group)"
+            )
         if record is not None:
             record.begin(started.observation, started.tools)
         self.episodes.add(id, home, terms or self._terms, name, record)
@@ -324,14 +325,4 @@ def info_of(streams: Streams) -> Info:
         cursor=streams.cursor(),
         cursors=dict(streams.cursors),
         by_index=not streams.sequential,
-    )
-
-
-@cache
-def _warn_of_groups(taskset: str) -> None:
-    """Report once that episodes of a taskset are scored without their group."""
-    warnings.warn(
-        f"score_group() of {taskset} is not called for episodes that a client steps: each is scored alone "
-        "(run_group() plays and scores a whole group)",
-        stacklevel=2,
     )

@@ -52,7 +52,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
 
 def make_range(base: int, processes: int) -> int:
     """Return a descriptor of a user namespace with a range of users."""
-    told, tell = os.pipe()
+    receiving, sending = os.pipe()
     holder = os.fork()
     if holder == 0:
         # Created by a separate user, whose process limit counts the processes of all users in the range.
@@ -60,11 +60,11 @@ def make_range(base: int, processes: int) -> int:
         os.setresgid(base, base, base)
         os.setresuid(base, base, base)
         failed = libc.unshare(NEW_USER)
-        os.write(tell, b"%d" % (ctypes.get_errno() if failed else 0))
-        os.read(told, 1) if failed else libc.pause()
+        os.write(sending, b"%d" % (ctypes.get_errno() if failed else 0))
+        os.read(receiving, 1) if failed else libc.pause()
         os._exit(0)
     try:
-        if error := int(os.read(told, 9)):
+        if error := int(os.read(receiving, 9)):
             raise OSError(error, f"unshare: {os.strerror(error)}")
         for name in ("uid_map", "gid_map"):
             write(f"/proc/{holder}/{name}", f"0 {base} {RANGE}")
@@ -72,8 +72,8 @@ def make_range(base: int, processes: int) -> int:
     finally:
         os.kill(holder, 9)
         os.waitpid(holder, 0)
-        os.close(told)
-        os.close(tell)
+        os.close(receiving)
+        os.close(sending)
 
 
 def shift_owners(path: str, users: int) -> int:

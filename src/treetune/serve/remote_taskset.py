@@ -276,6 +276,12 @@ class ForeignTasks(Served):
         self.INFINITE = self.num_tasks is None  # type: ignore[misc]
 
     @classmethod
+    def at_address(cls, address: str, origin: Origin) -> type[Self]:
+        """The taskset class for a TARGET with an address."""
+        origin.refuse(f"would call a server: {address}")
+        return type(f"{cls.__name__}There", (cls,), {"ADDRESS": address, "BASE": cls})
+
+    @classmethod
     def from_config(cls, config: Any, **options: Any) -> Self:
         # The class of a TARGET is created at run time, so other processes cannot import it.
         made: Any = cls.BASE or cls
@@ -344,12 +350,6 @@ class ForeignTasks(Served):
         return f"{self.config.address} {self.split}"
 
 
-def class_at(base: type[ForeignTasks], address: str, origin: Origin) -> type[ForeignTasks]:
-    """Returns the taskset class for a TARGET with an address."""
-    origin.refuse(f"would call a server: {address}")
-    return type(f"{base.__name__}There", (base,), {"ADDRESS": address, "BASE": base})
-
-
 class ForeignEnvironment(Environment):
     """An episode on another project's server, in its own session."""
 
@@ -366,9 +366,27 @@ class ForeignEnvironment(Environment):
             raise UsageError("the episode was not started")
         return self._session
 
+    def offer(self, tools: list[dict[str, Any]]) -> None:
+        """Offers the model tools as MCP or ORS lists them, in OpenAI's form."""
+        self.raw_tools = []
+        for tool in tools:
+            parameters = tool.get("input_schema") or tool.get("inputSchema") or {"type": "object", "properties": {}}
+            function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": parameters}
+            self.raw_tools.append({"type": "function", "function": function})
+
     async def step(self, action: Action) -> Step:
         text, calls = split_action(action)
         return await self.say(text, calls)
+
+    def make_step(self, shown: Observation, reward: Any, done: Any, metadata: Any) -> Step:
+        """Builds a step from a server's answer. Raises EnvironmentFault if the reward or the end has the wrong type."""
+        if not isinstance(reward, int | float | None) or not isinstance(done, bool):
+            raise EnvironmentFault(f"the server answered reward={reward!r:.60}, done={done!r:.60}")
+        info = dict(metadata) if isinstance(metadata, dict) else {}
+        return Step(shown, float(reward or 0.0), done, info, bool(done and info.get("truncated")))
+
+    def end_without_call(self) -> Step:
+        return Step(done=True, info={"explanation": "an answer without a tool call ends it"})
 
     @abstractmethod
     async def say(self, text: str, calls: list[Any]) -> Step:
@@ -398,22 +416,3 @@ class ForeignEnvironment(Environment):
         if session is not None:
             await session.close()
         await self._client.close()
-
-
-def end_without_call() -> Step:
-    return Step(done=True, info={"explanation": "an answer without a tool call ends it"})
-
-
-def make_step(shown: Observation, reward: Any, done: Any, metadata: Any) -> Step:
-    """Builds a step from a server's answer. Raises EnvironmentFault if the reward or the end has the wrong type."""
-    if not isinstance(reward, int | float | None) or not isinstance(done, bool):
-        raise EnvironmentFault(f"the server answered reward={reward!r:.60}, done={done!r:.60}")
-    info = dict(metadata) if isinstance(metadata, dict) else {}
-    return Step(shown, float(reward or 0.0), done, info, bool(done and info.get("truncated")))
-
-
-def as_schema(tool: dict[str, Any]) -> dict[str, Any]:
-    """Converts a tool as MCP or ORS lists it to OpenAI's form."""
-    parameters = tool.get("input_schema") or tool.get("inputSchema") or {"type": "object", "properties": {}}
-    function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": parameters}
-    return {"type": "function", "function": function}

@@ -25,4 +25,4 @@ async def score_group(group: Sequence[TokenEpisode]) -> None:
         if trace.failure is None:
             each.group_reward = trace.reward
         else:
-            each.failure = ServeError(trace.failure.told)
+            each.failure = ServeError(trace.failure.full_message)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import os
 import uuid
@@ -26,15 +25,7 @@ from treetune.play.toolbox import render
 from treetune.serve.errors import ServeError
 from treetune.serve.http.transport import HttpReply, HttpTransport
 from treetune.serve.openenv.session import ANSWER
-from treetune.serve.remote_taskset import (
-    ForeignConfig,
-    ForeignEnvironment,
-    ForeignTasks,
-    as_schema,
-    class_at,
-    end_without_call,
-    make_step,
-)
+from treetune.serve.remote_taskset import ForeignConfig, ForeignEnvironment, ForeignTasks
 
 _PING_SECONDS = 60.0
 _QUICK_SECONDS = 10.0
@@ -198,7 +189,7 @@ class OrsTasks(ForeignTasks):
         return OrsEnvironment(task, self)
 
 
-taskset_class = functools.partial(class_at, OrsTasks)
+taskset_class = OrsTasks.at_address
 
 
 class OrsEnvironment(ForeignEnvironment):
@@ -217,14 +208,14 @@ class OrsEnvironment(ForeignEnvironment):
         self._answer = _find_answer(tools, taskset.config.answer_tool)
         # Our own server offers `answer` to clients that can only call tools. Here, text is sent to it.
         own = self._answer == _OWN_ANSWER
-        self.raw_tools = [as_schema(tool) for tool in tools if not own or tool["name"] != ANSWER]
+        self.offer([tool for tool in tools if not own or tool["name"] != ANSWER])
         return _read_blocks(prompt)
 
     async def say(self, text: str, calls: list[Any]) -> Step:
         if calls:
             return await self.call_each(calls)
         if self._answer is None:
-            return end_without_call()
+            return self.end_without_call()
         try:
             return await self._play(self._answer[0], {self._answer[1]: text})
         except CallRefused as error:
@@ -242,7 +233,7 @@ class OrsEnvironment(ForeignEnvironment):
     async def _play(self, name: str, arguments: dict[str, Any]) -> Step:
         output = await self.session.call(name, arguments)
         shown = _read_blocks(output.get("blocks"))
-        return make_step(shown, output.get("reward"), output.get("finished", False), output.get("metadata"))
+        return self.make_step(shown, output.get("reward"), output.get("finished", False), output.get("metadata"))
 
 
 def _find_answer(tools: list[Any], named: str | None) -> tuple[str, str] | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import time
 from collections.abc import Mapping
@@ -27,15 +26,7 @@ from treetune.core.task import Task
 from treetune.errors import InvalidAction, UsageError, format_error
 from treetune.serve.errors import Busy, Denied, ServeError, Unreachable
 from treetune.serve.http.transport import CONNECT_SECONDS, HttpTransport
-from treetune.serve.remote_taskset import (
-    ForeignConfig,
-    ForeignEnvironment,
-    ForeignTasks,
-    as_schema,
-    class_at,
-    end_without_call,
-    make_step,
-)
+from treetune.serve.remote_taskset import ForeignConfig, ForeignEnvironment, ForeignTasks
 from treetune.system.http_body import MOST_BYTES, BodyTooLarge, check_values
 
 _ENVELOPE = ("metadata", "reward", "done")
@@ -230,7 +221,7 @@ class OpenEnvTasks(ForeignTasks):
         return {"seed": index} if self.num_tasks is None else {"split": self.split, "index": index}
 
 
-taskset_class = functools.partial(class_at, OpenEnvTasks)
+taskset_class = OpenEnvTasks.at_address
 
 
 def _read_actions(schema: dict[str, Any], named: str | None) -> Actions:
@@ -254,7 +245,7 @@ class OpenEnvEnvironment(ForeignEnvironment):
             self.raw_tools = metadata["tools"]
         elif self._actions.takes_tools:
             found = await self.session.call("tools/list", {})
-            self.raw_tools = [as_schema(tool) for tool in found["tools"]] if isinstance(found, dict) else []
+            self.offer(found["tools"] if isinstance(found, dict) else [])
         opening = self._read_observation(data.get("observation"))
         if self._actions.field is None and not self.raw_tools:
             schema = json.dumps(self._actions.schema)
@@ -269,7 +260,7 @@ class OpenEnvEnvironment(ForeignEnvironment):
             return await self._play({"message": text, "tool_calls": calls})
         if self._actions.field is not None:
             return await self._play({self._actions.field: text})
-        return end_without_call() if self.raw_tools else await self._play(_read_json(text))
+        return self.end_without_call() if self.raw_tools else await self._play(_read_json(text))
 
     async def call(self, name: str, arguments: dict[str, Any], call: ToolCall) -> Step:
         step = await self._play({"type": "call_tool", "tool_name": name, "arguments": arguments})
@@ -296,7 +287,7 @@ class OpenEnvEnvironment(ForeignEnvironment):
                 raise InvalidAction(f"the server rejects this action: {error.message}") from None
             raise
         shown = self._read_observation(data.get("observation"))
-        return make_step(shown, data.get("reward"), data.get("done", False), data.get("metadata"))
+        return self.make_step(shown, data.get("reward"), data.get("done", False), data.get("metadata"))
 
     def _read_observation(self, shown: Any) -> Observation:
         if not isinstance(shown, dict):

@@ -13,10 +13,10 @@ function Info({ info }) {
   })}</dl>`;
 }
 
-function TurnView({ turn, number: which, next, told, markdown, span, alone }) {
+function TurnView({ turn, number: which, next, answered, markdown, span, alone }) {
   const calls = callsOf(turn, next?.observed);
-  calls.forEach((call) => call.id && call.result !== undefined && told.add(call.id));
-  const observed = turn.observed.filter((message) => !(message.role === "tool" && told.has(message.tool_call_id)));
+  calls.forEach((call) => call.id && call.result !== undefined && answered.add(call.id));
+  const observed = turn.observed.filter((message) => !(message.role === "tool" && answered.has(message.tool_call_id)));
   return html`<li class="turn" id=${`turn-${which}`}>
     ${observed.map((message) => html`<${Message} message=${message} markdown=${markdown} />`)}
     ${turn.message ? html`<${Message} message=${turn.message} markdown=${markdown}>${calls.map((call) => html`<${Call} call=${call} />`)}</${Message}>` : html`<p class="absent">no answer: the rollout ended here</p>`}
@@ -29,13 +29,13 @@ function TurnView({ turn, number: which, next, told, markdown, span, alone }) {
 
 export function Chat({ trace, markdown, span }) {
   const turns = trace.turns || [];
-  const told = new Set();
+  const answered = new Set();
   return html`<section aria-label="Conversation" class="chat">
     <ol class="turns" aria-label=${plural(turns.length, "turn")}>
-      ${turns.map((turn, at) => html`<${TurnView} key=${at} turn=${turn} number=${at} next=${turns[at + 1] || { observed: trace.final || [] }} told=${told} markdown=${markdown} span=${span} alone=${turns.length === 1} />`)}
+      ${turns.map((turn, at) => html`<${TurnView} key=${at} turn=${turn} number=${at} next=${turns[at + 1] || { observed: trace.final || [] }} answered=${answered} markdown=${markdown} span=${span} alone=${turns.length === 1} />`)}
     </ol>
     ${!turns.length && html`<p class="absent">It ended before its first turn.</p>`}
-    ${(trace.final || []).filter((message) => !(message.role === "tool" && told.has(message.tool_call_id))).map((message) => html`<${Message} message=${message} markdown=${markdown} />`)}
+    ${(trace.final || []).filter((message) => !(message.role === "tool" && answered.has(message.tool_call_id))).map((message) => html`<${Message} message=${message} markdown=${markdown} />`)}
     ${trace.reward != null && turns.length > 1 && html`<p class="sum">reward of the rollout: <b>${number(trace.reward)}</b></p>`}
   </section>`;
 }
