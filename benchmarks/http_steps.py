@@ -30,8 +30,9 @@ CONCURRENT = 32
 ROUNDS = 3
 
 ECHO = """
-from treetune import Environment, Step, Task, Taskset
+from treetune import Contract, Environment, Step, Task, Taskset
 class Echo(Environment):
+    CONTRACT = Contract(max_turns=1_000_000)
     async def start(self): return "say something"
     async def step(self, action): return Step(action.text, reward=0.0)
     async def close(self): return None
