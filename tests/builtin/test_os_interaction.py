@@ -280,7 +280,7 @@ def test_output_is_shortened_and_deadlines_are_told(machine, tmp_path):
     assert "characters left out" in long.observation.content
     assert "stopped after 1 seconds" in late.observation.content
     assert silent.observation.content == "(no output)"
-    assert "started anew" in gone.observation.content
+    assert "restarted" in gone.observation.content
 
 
 def test_a_reference_that_is_not_to_be_had_is_an_error_not_a_reward(machine, tmp_path):

@@ -102,7 +102,7 @@ def test_the_code_of_a_run_that_is_not_this_users_is_not_run(treetune, tmp_path,
     monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "another user"))
     rendered, told = render(run, "0/0")
     assert rendered is None
-    assert "names code that none of your builds kept" in told
+    assert "names code that you did not build" in told
     assert not (tmp_path / "harm").exists()
 
 

@@ -99,7 +99,7 @@ def test_a_row_is_judged_from_itself_alone_and_carries_no_key(treetune, tmp_path
         asked = len(endpoint.answered)
         foreign = score_in_a_process(rows[0], "It is Bonn.", TREETUNE_TASK_CACHE_DIR=str(tmp_path / "other"))
         assert foreign.returncode == 1
-        assert "a row calls a model that none of your builds named" in foreign.stderr
+        assert "a row calls a model that your builds did not name" in foreign.stderr
         assert len(endpoint.answered) == asked
         other = {"TREETUNE_TASK_CACHE_DIR": str(tmp_path / "other"), "TREETUNE_TRUST": "1"}
         assert score_in_a_process(rows[0], "It is Bonn.", **other).returncode == 0

@@ -1,4 +1,4 @@
-"""A shell that lives on: state between commands, deadlines, limits, and no way out, as root and as an ordinary user."""
+"""A persistent shell: state between commands, deadlines, limits, and no way out, as root and as an ordinary user."""
 
 from __future__ import annotations
 

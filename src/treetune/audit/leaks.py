@@ -114,7 +114,7 @@ def _is_template(sample: Sample, subject: Subject, said: str) -> bool:
 
 
 def says_answer(prompt: str, content: str, format: Wrapping, choices: list[str]) -> str | None:
-    """The words with which a prompt gives an answer away: in the answer format, or after "the answer is"."""
+    """Words in a prompt that give an answer away: in the answer format, or after "the answer is"."""
     written = format.write(content)
     if format != Wrapping() and _stands(written, prompt) and not _is_example(prompt, written, choices):
         return written

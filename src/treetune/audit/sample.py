@@ -136,7 +136,7 @@ class Subject(msgspec.Struct, eq=False):
 
     @property
     def truth(self) -> str | None:
-        """The ground truth as one text: the only one, or the first of several."""
+        """The ground truth as text: the only one, or the first of several."""
         found = texts_of(self.task.ground_truth)
         return found[0] if found and not isinstance(self.task.ground_truth, dict) else None
 
@@ -210,7 +210,7 @@ class Sample:
 
     @cached_property
     def choices(self) -> list[str]:
-        """All right answers, if there are so few that they must be choices. Guessing one of them by chance is not a
+        """All right answers, if there are few enough to be choices. Guessing one of them by chance is not a
         fault."""
         counts = self.truths or self.contents
         return sorted(counts) if 2 <= len(counts) <= 10 and counts.total() >= 4 * len(counts) else []

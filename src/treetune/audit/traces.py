@@ -3,7 +3,7 @@
     for finding in suspicions(trace): print(finding.rule, finding.found)           # for one trace
     judge_traces(traces, report)                                                    # for all of them together
 
-They need nothing but traces, so they also work on traces that were recorded elsewhere.
+They need only traces, so they also work on traces that were recorded elsewhere.
 """
 
 from __future__ import annotations

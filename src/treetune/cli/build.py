@@ -113,7 +113,7 @@ def build_target(
             entries = build_lists({"taskset": [taskset]}, {})
         else:
             built = build_rows(taskset, format, num_tasks, cache_dir)
-            entries = [_entry("train", taskset.name, *built, None, [])]  # its rows are created anew each time
+            entries = [_entry("train", taskset.name, *built, None, [])]  # its rows are created again each time
     for file in pop_kept_files():
         Screen(as_json=True).say(
             f"these rows name {file} in the cache: other nodes need the same cache folder (TREETUNE_TASK_CACHE_DIR), "

@@ -61,7 +61,7 @@ class Origin(msgspec.Struct, frozen=True):
             return
         if reference.kind is CodeKind.FILE:
             if Path(reference.place).expanduser().resolve() not in _kept_files:
-                raise self.refusal(f"names code that none of your builds kept: {reference}")
+                raise self.refusal(f"names code that you did not build: {reference}")
         elif not (is_installed(reference.place) or _is_own_module(reference.place)):
             raise self.refusal(f"names code that is not installed: {reference.place}")
 

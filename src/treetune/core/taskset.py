@@ -285,7 +285,7 @@ class Taskset(Draws[TaskT, ConfigT]):
 
     def tools_for(self, task: TaskT) -> list[Tool | ToolSource]:
         """The tools that a model may call in this task besides the environment's: the taskset's own `@tool` methods,
-        those that its config names and those that the task names. Made anew for each episode."""
+        those that its config names and those that the task names. Created for each episode."""
         own = name_tools(self.config.tools, ())
         found: list[Tool | ToolSource] = [*bind_tools(self, task)]
         for named in name_tools(self.config.tools, task.tools):

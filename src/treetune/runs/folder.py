@@ -56,7 +56,7 @@ class Described(Protocol):
 
 
 class Beginning(msgspec.Struct):
-    """The config and the taskset with which a run began."""
+    """The config and the taskset that a run began with."""
 
     config: dict[str, Any]
     taskset: Fingerprint

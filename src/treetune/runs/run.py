@@ -224,7 +224,7 @@ class Run:
 
     def trace(self, name: str | Entry, type_of: TypeOf | None = None) -> Trace:
         """Reads the trace of one rollout: an entry; `UID/NUMBER`, where a prefix of the uid suffices; or `task 3/0` by
-        index. Its task has the concrete type that `type_of` (a taskset's) returns."""
+        index. `type_of`, usually from a taskset, returns the concrete type of its task."""
         entry = name if isinstance(name, Entry) else self.find(name)
         with open(self.folder / TRACES.file, "rb", buffering=0) as file:
             return self._trace(file.fileno(), entry, type_of)

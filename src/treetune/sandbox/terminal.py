@@ -141,7 +141,7 @@ class Terminal:
                 pass  # then only the first shell has it
         self.master = self.feed = -1
         self.ignored = False
-        """Whether the shell did not take the last command."""
+        """Whether the shell ignored the last command."""
         self.busy = False
         """Whether a command is running. No request comes then, so anything readable from the other end means that it
         has closed."""

@@ -100,7 +100,7 @@ def load_curve_key(path: Path) -> bytes:
         zmq.curve_public(key)
         return key
     except (zmq.ZMQError, ValueError):
-        raise UsageError(f"{path} has no CURVE key", remedy="remove it, and a new one is created") from None
+        raise UsageError(f"{path} has no CURVE key", remedy="remove it, so that a new one is created") from None
 
 
 def load_signing_key(path: Path) -> bytes:

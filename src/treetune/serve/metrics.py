@@ -159,7 +159,7 @@ class Metrics:
             ("requests", "method", self.requests, "Requests answered"),
             ("errors", "kind", self.errors, "Requests answered with an error, by its kind"),
             ("tasks", "source", self.sources, "Tasks handed out, by their source"),
-            ("rollouts", "source outcome", outcomes, "Rollouts and episodes ended, by source and outcome"),
+            ("rollouts", "source outcome", outcomes, "Rollouts and episodes that ended, by source and outcome"),
             ("reward_count", "source", counts, "Scored rollouts and episodes, by source"),
             ("reward_sum", "source", sums, "The sum of rewards, by source"),
         ]

@@ -47,7 +47,7 @@ _COMMITS = struct.Struct(">8sQI")
 """The file `commits`: a hash of the state's key, the number of the latest transaction, and a checksum. SQLite checks
 each record of its log but does not notice a truncated or lost log. The number shows it."""
 _PROGRAM = 0x54524545
-"""Marks a database as one of ours."""
+"""Marks a database as a Treetune server's."""
 
 _TABLES = {
     "cursors": "stream TEXT PRIMARY KEY, next INTEGER NOT NULL, curriculum BLOB, number INTEGER NOT NULL",

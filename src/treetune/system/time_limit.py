@@ -5,7 +5,7 @@ it works.
     limit.left()                # seconds until the next check; 0 or less: the time is up
 
 A program that gets a tenth of the CPU, because the machine is busy, has ten times as long. One that sleeps or waits for
-input is ended when its seconds are over.
+input is stopped when its time is up.
 
 This module runs on the host and in sandboxes, where it is sent as part of a script. It supports Python 3.8 and later.
 """

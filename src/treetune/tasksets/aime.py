@@ -56,7 +56,7 @@ _REWRITES = {
 
 class AimeRequirements(TaskRequirements, frozen=True, kw_only=True):
     def is_free(self, truth: Any) -> bool:
-        """skyrl-gym accepts an empty answer for a text that normalises to nothing."""
+        """skyrl-gym accepts an empty answer if the ground truth normalises to nothing."""
         return not normalise(list_answers(truth)[0])
 
 

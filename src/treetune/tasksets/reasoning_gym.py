@@ -131,7 +131,7 @@ def _evaluates(scorer: Any) -> bool:
 
 
 def is_plain_expression(text: str) -> bool:
-    """Whether evaluating it as Python runs nothing and ends soon: only numbers, texts, lists, names of variables and
+    """Whether it is safe and quick to evaluate as Python: only numbers, strings, lists, names of variables and
     mathematical functions, small powers."""
     if re.search(r"[eE][-+]?\d{3}|\d{50}", text):  # numbers on which sympy hangs
         return False

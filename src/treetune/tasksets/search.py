@@ -70,7 +70,7 @@ _CLOSING = re.compile(r"</(\w+)>")
 
 class SearchRequirements(TaskRequirements, frozen=True, kw_only=True):
     def is_free(self, truth: Any) -> bool:
-        """skyrl-gym accepts an empty answer for a text that normalises to nothing."""
+        """skyrl-gym accepts an empty answer if the ground truth normalises to nothing."""
         return not all(map(normalise, list_answers(truth)))
 
 

@@ -53,7 +53,7 @@ _CONSTANTS = {"pi": math.pi, "e": math.e, "tau": math.tau}
 
 @tool
 def calculator(expression: str) -> str:
-    """Compute an arithmetic expression, exactly where the numbers are whole.
+    """Evaluate an arithmetic expression; whole numbers are computed exactly.
 
     expression: such as "(3 + 4) * 2.5 ** 2"; there are + - * / // % **, sqrt, log, exp, sin, cos, min, max, round, pi.
     """
@@ -146,7 +146,7 @@ class _Sandboxed(ToolSource):
         elif result.exit_code:
             parts.append(f"[exit code {result.exit_code}]")
         if result.restarted:
-            parts.append("[the shell was started anew: its variables and its folder are gone, its files are not]")
+            parts.append("[the shell was restarted: its variables and its folder are gone, its files remain]")
         return "\n".join(part.strip("\n") for part in parts if part.strip()) or "[no output]"
 
 
@@ -172,7 +172,7 @@ class ShellTool(_Sandboxed):
 
     @tool
     async def shell(self, command: str) -> str:
-        """Run a command in a Linux shell that lives on: files, variables and the current folder stay. No network.
+        """Run a command in a persistent Linux shell: files, variables and the current folder stay. No network.
 
         command: one or several lines of bash.
         """

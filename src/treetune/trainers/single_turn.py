@@ -61,7 +61,7 @@ def _check(episode: Episode | BaseException, row: str) -> Episode:
         raise UsageError(f"{row}: a model may call tools, but the trainer plays one answer", remedy=SEVERAL_TURNS)
     if not episode.finished:
         raise TasksetError(
-            f"{row} goes on after the first answer, and the trainer plays only that", remedy=SEVERAL_TURNS
+            f"{row} continues after the first answer, and the trainer plays only that", remedy=SEVERAL_TURNS
         )
     return episode
 

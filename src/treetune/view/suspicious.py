@@ -1,4 +1,4 @@
-"""Finds suspicious rollouts of a run, by the audit rules that need nothing but traces.
+"""Finds suspicious rollouts of a run, by the audit rules that need only traces.
 
     Suspicions().answer(shown)["rows"]
 

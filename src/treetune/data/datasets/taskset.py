@@ -265,7 +265,7 @@ class DatasetTaskset(DatasetRows):
 
 _NAME_IT = (
     "name it in the config, a file in a key of type treetune.config.structs.FileName, a variable as "
-    "KEY: ${oc.env:NAME}; --force builds anew"
+    "KEY: ${oc.env:NAME}; --force builds it again"
 )
 
 _READERS = ("read_text", "read_bytes", "open")

@@ -37,7 +37,7 @@ from treetune.errors import TasksetError
 _READ_BY_TRAINERS = frozenset((*TRUTHS, *MAPPINGS, "prompt", IMAGES))
 
 MOST_KEYS = 64
-"""How many distinct keys a mapping may have over all rows. A mapping with more is open, and becomes JSON text."""
+"""How many distinct keys a mapping may have across all rows. A mapping with more is open, and becomes JSON text."""
 
 MixedAs = Literal["refused", "text", "json"]
 """How to store ground truths of several types: an error, JSON text as elsewhere, or Arrow's JSON type, from which

@@ -30,7 +30,7 @@ from treetune.errors import TasksetError
 KEY = "treetune"
 
 ROW = "row_json"
-"""The key of `extra_info` that holds the other columns as JSON, for rows whose scorer may want them: verl passes on
+"""The key of `extra_info` that holds the other columns as JSON, for rows whose scorer may need them: verl passes on
 only `data_source`, the ground truth and `extra_info`."""
 
 ADDED = ("num_turns", "rollout_reward_scores")
@@ -233,7 +233,7 @@ def looks_like_uid(value: Any) -> bool:
 
 
 def with_opening(row: Mapping[str, Any], opening: list[Message]) -> dict[str, Any]:
-    """Return a row with the environment's opening messages as its prompt, because trainers want a prompt. The task
+    """Return a row with the environment's opening messages as its prompt, because trainers need a prompt. The task
     still has none."""
     return _with_prompt(row, opening, {"prompt": "opening"})
 

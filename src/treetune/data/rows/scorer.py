@@ -216,9 +216,9 @@ def taskset_of(scored: ScoredBy, *, trust: bool = False) -> Taskset[Any, Any]:
         taskset = _make_of_node(node, origin)
     for part in parts_of(taskset):
         if part.scorer is not None and part.scorer.calls_models:
-            origin.refuse(f"calls a model that none of your builds named: {scored.value:.200}")
+            origin.refuse(f"calls a model that your builds did not name: {scored.value:.200}")
         if part.RUNS_CODE:
-            origin.refuse(f"runs code or calls a server that none of your builds named: {scored.value:.200}")
+            origin.refuse(f"runs code or calls a server that your builds did not name: {scored.value:.200}")
     return taskset
 
 
@@ -252,7 +252,7 @@ def check_tools(node: Any, trust: bool = False) -> None:
     for tools in _find_tools(node):
         plain = isinstance(tools, list) and all(isinstance(name, str) and ":" not in name for name in tools)
         if not (plain or trusts(trust) or (code_folders()[0] / "tools" / digest(tools)).is_file()):
-            raise UntrustedCode(f"a row names tools that none of your builds named: {tools!r:.80}", remedy=LOOK)
+            raise UntrustedCode(f"a row names tools that your builds did not name: {tools!r:.80}", remedy=LOOK)
 
 
 def _keep_tools(node: Any, cache_dir: Any) -> None:

@@ -47,7 +47,7 @@ class RowsConfig(TasksetConfig, frozen=True, kw_only=True):
     scorer: Scorer | None = None
     """How to score answers, whatever the rows say; rows with an environment keep it."""
     trust: bool = False
-    """Run code that rows name, even if none of your builds stored it."""
+    """Run code that rows name, even if you did not build them."""
 
 
 class RowsTaskset(Taskset[Task, RowsConfig]):

@@ -123,7 +123,7 @@ def find_fault(needed: TaskRequirements, truth: Any) -> Fault | None:
     if not fits:
         return "ground-truth-type", expected
     if all(isinstance(text, str) and not text.strip() for text in texts):
-        return "ground-truth-value", "a text that is not empty"
+        return "ground-truth-value", "non-empty text"
     if needed.stored is Stored.TEXT and needed.pattern and not re.fullmatch(needed.pattern, truth):
         return "ground-truth-value", f"text such as {needed.pattern}"
     return ("ground-truth-free", "a text with something left to compare") if needed.is_free(truth) else None

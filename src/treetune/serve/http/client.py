@@ -234,7 +234,7 @@ class TaskServerClient:
         self, task_index: int | None = None, *, step: int | None = None, uid: str | None = None
     ) -> RemoteEpisode:
         """Starts an episode of that task, or of the next one in the server's own order, on the server with the fewest
-        episodes. `step` is the trainer's step, for the traces of a server of ours. With `uid`, starts the task with
+        episodes. `step` is the trainer's step, for the traces of a Treetune server. With `uid`, starts the task with
         that uid, whatever its index; a server that cannot look up uids is refused."""
         asked = {"task_index": task_index, "uid": uid}
         body: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}

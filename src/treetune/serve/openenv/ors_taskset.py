@@ -3,7 +3,7 @@
     treetune eval ors:http://127.0.0.1:8080 -m MODEL -n 20 --taskset.split test
 
 The model gets the server's tools, and earns its reward by calling them. Text without a call goes to the only tool that
-takes one text; if there is no such tool, the text ends the episode.
+takes a single string; if there is no such tool, the text ends the episode.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ class OrsConfig(ForeignConfig, frozen=True, kw_only=True):
     environment: str | None = None
     """Which of the server's environments to use; absent: its first."""
     answer_tool: str | None = None
-    """The tool that receives the model's text if it calls no tool; by default the only one that takes one text."""
+    """The tool that receives the model's text if it calls no tool; by default the only one that takes a
+    single string."""
 
 
 class OrsTasks(ForeignTasks):
@@ -237,7 +238,7 @@ class OrsEnvironment(ForeignEnvironment):
 
 
 def _find_answer(tools: list[Any], named: str | None) -> tuple[str, str] | None:
-    """Finds the tool that takes one text, and the name of that argument."""
+    """Finds the tool that takes a single string, and the name of that argument."""
     found = []
     for tool in tools:
         properties = (tool.get("input_schema") or {}).get("properties") or {}
@@ -247,7 +248,7 @@ def _find_answer(tools: list[Any], named: str | None) -> tuple[str, str] | None:
     if named is not None:
         found = [one for one in found if one[0] == named]
         if not found:
-            raise UsageError(f"answer_tool: {named!r} is not a tool that takes one text")
+            raise UsageError(f"answer_tool: {named!r} is not a tool that takes a single string")
     if _OWN_ANSWER in found:
         return _OWN_ANSWER
     return found[0] if len(found) == 1 else None

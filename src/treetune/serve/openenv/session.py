@@ -53,7 +53,7 @@ class Session:
         self.heard = time.monotonic()
         """When its client sent its last message."""
         self.attached = False
-        """A WebSocket that did not open the session plays it."""
+        """Whether a WebSocket plays the session without having opened it."""
         self.first: StartedTask | None = None
         """The task of its episode, and the episode's first observation."""
         self.turn = 0

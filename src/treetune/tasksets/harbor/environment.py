@@ -123,7 +123,7 @@ class HarborEnvironment(ShellEnvironment):
         last_line = action.text.strip().rpartition("\n")[2]
         done = len(blocks) <= 1 and last_line.strip(" *_`.!").casefold() == "done"
         if len(blocks) == 1 and not is_passable(blocks[0]):
-            said = "Nothing was run: it has a character that no command can have."
+            said = "Nothing was run: it contains a character that is not allowed in a command."
         elif len(blocks) == 1:
             self._acted = True
             seconds = min(self.shell.limits.seconds, self._seconds_left)

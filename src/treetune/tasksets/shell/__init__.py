@@ -49,7 +49,7 @@ class ShellEnvironment(TurnEnvironment):
             omitted = len(text) + result.omitted - 2 * half
             text = f"{text[:half]}\n[... {omitted} characters left out ...]\n{text[-half:]}"
         said = [f"stopped after {round(seconds, 2):g} seconds"] if result.ended is Ended.TIMEOUT else list(notes)
-        said += ["the shell was started anew"] if result.restarted else []
+        said += ["the shell was restarted"] if result.restarted else []
         said += ["no output"] if not text and not said else []
         return f"{text}\n({'; '.join(said)})".lstrip("\n") if said else text
 

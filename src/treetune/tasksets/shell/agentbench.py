@@ -165,7 +165,7 @@ def _absolute(path: str) -> str:
 
 
 def _read_config(path: Path, name: str | None) -> tuple[str, dict[str, Any]]:
-    """Return class and parameters of a task in AgentBench's config format: named entries over a `default`."""
+    """Return the class and the parameters of a task in AgentBench's config format: named entries over a `default`."""
     content = load_yaml(str(path), interpolates=False)
     known = [key for key, value in content.items() if isinstance(value, dict) and key != "default"]
     if name is None and len(known) == 1:

@@ -205,7 +205,7 @@ class OSInteractionEnvironment(ShellEnvironment):
         if self._made:  # some checks pass if all of it is gone
             left = await self.run(["xargs", "-0", "ls", "-d"], stdin="\0".join(self._made).encode())
             if not left.stdout.strip():
-                return False, "what the task is about was deleted"
+                return False, "all files that the setup created were deleted"
         # The task is about the changes of the setup.
         tampered = set(await self.shell.find_tampered()) - self._made if evaluation.runs_scripts else ()
         if tampered:

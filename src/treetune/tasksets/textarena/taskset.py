@@ -172,7 +172,7 @@ def count_players(name: str, params: dict[str, Any], players: int | None) -> int
     textarena = import_textarena()
     known = textarena.envs.registration.ENV_REGISTRY
     if name not in known:
-        raise UnknownNameError.of("textarena game", name, known, remedy="the names are its own, such as Sudoku-v0")
+        raise UnknownNameError.of("textarena game", name, known, remedy="use TextArena's names, such as Sudoku-v0")
     refusal: Exception | None = None
     for number in range(1, MOST_PLAYERS + 1) if players is None else [players]:
         try:

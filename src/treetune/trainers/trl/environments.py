@@ -32,7 +32,7 @@ Schema = Mapping[str, Any]
 _OF_TRL = ("reset", "get_reward")
 BY_ROLLOUTS = "pass rollout_func=tasks.rollout instead"
 
-GOES_ON = "episodes go on after the first answer, and only that is scored: pass rollout_func too"
+GOES_ON = "episodes continue after the first answer, and only that is scored: pass rollout_func too"
 
 
 class Backend(NamedTuple):

@@ -125,7 +125,7 @@ def _bridge(name: str, installed: str) -> Any:
         tried = {"v0": "0.1.14", "v1": "0.4.0"}[name]
         raise PluginError(
             f"verifiers {installed} has a {name} that is not known here: {error}",
-            remedy=f"pip install 'verifiers=={tried}', with which it was tried",
+            remedy=f"pip install 'verifiers=={tried}', the version it was tested with",
         ) from error
 
 

@@ -37,7 +37,7 @@ _raised: ContextVar[list[str] | None] = ContextVar("reward functions that raised
 
 
 class _RewardErrors(logging.Handler):
-    """Records that a reward function raised, for the rollout in which it was logged."""
+    """Records that a reward function raised, for the rollout that logged it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         raised = _raised.get()
