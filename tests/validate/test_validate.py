@@ -973,9 +973,10 @@ def test_keys_of_many_prompts_are_spread() -> None:
 def test_a_sound_file_is_checked_without_pandas(tmp_path):
     """Arrow imports it for many small calls: a fifth of a second, in a command that takes half of one."""
     pytest.importorskip("pandas")
-    messages = [{"role": "user", "content": "1 + 1?"}]
-    row = {"prompt": messages, "env_class": "gsm8k", "reward_spec": {"method": "rule", "ground_truth": "2"}}
-    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "rows.parquet")
+    spec = {"method": "rule", "ground_truth": "2"}
+    prompts = [[{"role": "user", "content": f"{number} + {2 - number}?"}] for number in range(2000)]
+    rows = [{"prompt": prompt, "env_class": "gsm8k", "reward_spec": spec} for prompt in prompts]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     look = (
         "import sys; from treetune.data.validate import validate; "
         "print(validate(sys.argv[1]).ok, 'pandas' in sys.modules)"
