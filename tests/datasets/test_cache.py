@@ -271,6 +271,16 @@ print(*sys.modules)
     assert not set(done.stdout.split()) & heavy
 
 
+def test_declaring_a_task_loads_nothing_that_starts_processes():
+    code = (
+        "import sys; from treetune_verl.tasks import Task; "
+        "Task({'loading_params': {'args': ['json']}, 'ground_truth': {'column': 'answer', 'pattern': '#### (.+)'}}); "
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & {"subprocess", "multiprocessing", "shutil", "statistics", "pyarrow"}
+
+
 def test_a_read_only_cache_gives_hits_and_refuses_builds(built, tmp_path):
     os.utime(built.folder / f"{KEY}.json", (1, 1))
     os.utime(built.path(KEY), (1, 1))  # a hit would like to note this new time, and must do without

@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -171,7 +170,7 @@ class Profile:
                 problem = f"{self.path}, line {number}: {column} is {rate!r:.40}, not a number from 0 to 1"
                 raise ConfigError([("profile.path", problem)])
             found[hashable(line[key])].append(float(rate))
-        return {value: fmean(rates) for value, rates in found.items()}
+        return {value: math.fsum(rates) / len(rates) for value, rates in found.items()}
 
     def columns_of(self, model: str) -> list[str]:
         return [column for column in self.columns if _model_of(column) == model]

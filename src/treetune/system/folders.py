@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -42,6 +41,8 @@ def measure_kept(folder: Path, pattern: str) -> tuple[int, int]:
 
 def prune_kept(folder: Path, pattern: str, older_than_days: float | None = None) -> tuple[int, int]:
     """Remove what `measure_kept` counts, or only what is older than `older_than_days`; return its number and size."""
+    import shutil  # here, because every command imports this module
+
     latest = None if older_than_days is None else time.time() - older_than_days * 86400
     number = freed = 0
     for path, size, written in _list_kept(folder, pattern):

@@ -21,15 +21,15 @@ import re
 from collections.abc import Iterable
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from treetune.scorers.reading import search_worker
-from treetune.system.processes import WorkerPool
 from treetune.system.time_limit import CLOCK_FACTOR
 
 from re import _compiler, _parser  # type: ignore[attr-defined]  # isort: skip
 from re import _constants as op  # type: ignore[attr-defined]  # isort: skip
 
+if TYPE_CHECKING:
+    from treetune.system.processes import WorkerPool
 
 STEPS = 10_000_000
 """The maximum number of steps of a search in this process, about a tenth of a second."""
@@ -68,9 +68,10 @@ def _with_bound(pattern: str, ignore_case: bool) -> tuple[re.Pattern[str], Bound
 
 @cache
 def _workers() -> WorkerPool:
-    return WorkerPool(
-        str(Path(search_worker.__file__)), "the search", "check that Python starts: python -c 'import re'"
-    )
+    from treetune.system.processes import WorkerPool  # here, because few patterns need a process
+
+    worker = Path(__file__).with_name("search_worker.py")
+    return WorkerPool(str(worker), "the search", "check that Python starts: python -c 'import re'")
 
 
 SMALL = 32

@@ -13,8 +13,9 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
-from importlib import resources
+from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 NEAR = 80
@@ -24,7 +25,7 @@ FAR = 400
 END = 200
 """How many characters at the end of a reply can say that it has no answer."""
 
-LISTS: dict[str, Any] = tomllib.loads(resources.files(__package__).joinpath("words.toml").read_text("utf-8"))
+LISTS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
 
 
 def listed(words: str) -> tuple[str, ...]:
@@ -40,7 +41,15 @@ class Phrases:
     """Finds which of some phrases are in a text. Most texts have none of the few pieces that the phrases share."""
 
     def __init__(self, phrases: tuple[str, ...]) -> None:
-        self._all, self._ascii = _by_piece(phrases), _by_piece(tuple(filter(str.isascii, phrases)))
+        self._phrases = phrases
+
+    @cached_property
+    def _all(self) -> list[tuple[str, list[str]]]:
+        return _by_piece(self._phrases)
+
+    @cached_property
+    def _ascii(self) -> list[tuple[str, list[str]]]:
+        return _by_piece(tuple(filter(str.isascii, self._phrases)))
 
     def found_in(self, text: str) -> list[str]:
         groups = self._ascii if text.isascii() else self._all
