@@ -26,6 +26,7 @@ import msgspec
 from typing_extensions import TypeVar
 
 from treetune.chat.images import is_address, urls_in
+from treetune.chat.message import add_paragraph
 from treetune.config.aliases import keys_meant
 from treetune.core import order
 from treetune.core.task import Task
@@ -74,6 +75,7 @@ class Draws(Generic[TaskT, ConfigT]):
         def task_at(self, index: int) -> TaskT: ...
         def count(self) -> int | None: ...
         def overrides(self, method: str) -> bool: ...
+        def answer_format(self, task: TaskT) -> Any: ...
 
     @property
     def seed(self) -> int:
@@ -249,7 +251,9 @@ class Draws(Generic[TaskT, ConfigT]):
 
     def _set_position(self, task: TaskT, position: int) -> TaskT:
         checked: TaskT = check_task(task, self.task_type, of=self.name, by=type(self).__name__, position=position)
-        return msgspec.structs.replace(checked, idx=position, data_source=task.data_source or self.name)
+        placed = msgspec.structs.replace(checked, idx=position, data_source=task.data_source or self.name)
+        form = self.answer_format(placed)
+        return placed if form is None else with_request(placed, form)
 
     def _suggest(self, error: Exception) -> str | None:
         return suggest_fields(error, self.task_type)
@@ -326,6 +330,15 @@ def _free_bytes() -> float:
         return min(free, float(Path("/sys/fs/cgroup/memory.max").read_text()))
     except (OSError, ValueError):  # no limit
         return free
+
+
+def with_request(task: TaskT, form: Any) -> TaskT:
+    """The task, whose prompt asks for the form of its answer if the form says so (`instruct`)."""
+    if form is None or not form.instruct or task.prompt is None:
+        return task
+    messages = add_paragraph(task.messages, form.ask())
+    prompt = messages[-1]["content"] if isinstance(task.prompt, str) else messages
+    return msgspec.structs.replace(task, prompt=prompt)
 
 
 def check_task(task: TaskT, declared: type[Task], *, of: str, by: str, position: int) -> TaskT:

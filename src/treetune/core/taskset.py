@@ -16,7 +16,6 @@ from weakref import WeakSet
 
 import msgspec
 
-from treetune.chat.message import add_paragraph
 from treetune.config.code_files import parse_again
 from treetune.config.plugins import absolute_spec, folders_of
 from treetune.config.trust import USER, Origin, current_origin, names_from
@@ -175,9 +174,9 @@ class Taskset(Draws[TaskT, ConfigT]):
 
     def scorer_for(self, task: TaskT) -> Any:
         """The scorer of a task that names no environment; None if there is none, or if `reward` is overridden."""
-        if self.scorer is not None or task.ground_truth is None:
-            return self.scorer
-        return self.default_scorer
+        if self.scorer is None and self.default_scorer is not None and task.ground_truth is not None:
+            return self.default_scorer
+        return self.scorer
 
     def answer_format(self, task: TaskT) -> Any:
         """Where a reply to the task gives its answer: the `AnswerFormat` that its environment, its scorer or the
@@ -199,11 +198,6 @@ class Taskset(Draws[TaskT, ConfigT]):
     def _formats(self) -> dict[str, Any]:
         """The forms that environments declare, by their names."""
         return {}
-
-    def _set_position(self, task: TaskT, position: int) -> TaskT:
-        placed = super()._set_position(task, position)
-        form = self.answer_format(placed)
-        return placed if form is None else with_request(placed, form)
 
     def reward(self, task: TaskT, answer: str) -> Any:
         """Return the reward of a single answer, a number or a `Score`. Uses `scorer` by default. May be async."""
@@ -355,15 +349,6 @@ class Taskset(Draws[TaskT, ConfigT]):
         again = {key for key in self.__dict__ if isinstance(getattr(type(self), key, None), cached_property)}
         kept = {key: value for key, value in self.__dict__.items() if key not in again}
         return {**kept, "_reader": None, "_read": 0}
-
-
-def with_request(task: TaskT, form: Any) -> TaskT:
-    """The task, whose prompt asks for the form of its answer if the form says so (`instruct`)."""
-    if form is None or not form.instruct or task.prompt is None:
-        return task
-    messages = add_paragraph(task.messages, form.ask())
-    prompt = messages[-1]["content"] if isinstance(task.prompt, str) else messages
-    return msgspec.structs.replace(task, prompt=prompt)
 
 
 def scored_in_group(name: str, task: Task) -> UsageError:

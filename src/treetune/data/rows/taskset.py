@@ -19,9 +19,10 @@ import msgspec
 
 from treetune.config.structs import FileName
 from treetune.config.trust import Origin
+from treetune.core.draws import with_request
 from treetune.core.mixture import ask_owner
 from treetune.core.task import ForeignTask, Task
-from treetune.core.taskset import Taskset, with_request
+from treetune.core.taskset import Taskset
 from treetune.core.taskset_config import TasksetConfig
 from treetune.core.tool import Tool, ToolSource
 from treetune.data.rows.cache import Cache
