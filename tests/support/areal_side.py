@@ -17,8 +17,10 @@ import subprocess
 import sys
 import threading
 import time
+from functools import cache
 from pathlib import Path
 
+import paid_turns
 import pytest
 import sides
 import task_servers
@@ -28,7 +30,9 @@ from areal.api import ModelResponse, RolloutWorkflow
 from areal.api.cli_args import GenerationHyperparameters, InferenceEngineConfig
 from areal.infra.remote_inf_engine import GroupedRolloutWorkflow
 from areal.infra.workflow_executor import WorkflowExecutor, check_trajectory_format
+from areal.trainer.ppo.actor import PPOActor
 from areal.utils import stats_tracker
+from areal.utils.data import concat_padded_tensors
 from areal.utils.dynamic_import import import_from_string
 from kinds import KINDS, write_targets, written
 from real_letters import letters_tokenizer
@@ -46,6 +50,7 @@ from treetune.trainers.areal import TaskServerWorkflow, tensors
 from treetune.trainers.areal import __main__ as starting
 from treetune.trainers.areal.alias import write_alias
 from treetune.trainers.areal.workflow import log as workflow_log
+from treetune.trainers.credit import turn_advantages
 
 
 def play_story(target, says, num_tasks=None):
@@ -65,7 +70,7 @@ def play_story(target, says, num_tasks=None):
 
     async def run():
         async with serving(load_taskset(target), doors=[HttpDoor(HttpConfig(address=":0"))], drain_seconds=0) as server:
-            options = starting.describe(config, config.gconfig, server.address)
+            options = starting.describe(config, config.gconfig.new(n_samples=1), server.address)
             flow = import_from_string(starting.WORKFLOW)(**options)
             try:
                 return await flow.arun_episode(engine, rows[0])
@@ -210,7 +215,8 @@ def test_the_command_takes_a_turn_limit_and_a_discount_of_the_users(tokenizer, m
 
     monkeypatch.setattr("areal.PPOTrainer", Trainer)
     for _ in range(2):
-        planned = sides.plan("areal", minimal[0], tmp_path / "model", "max_turns=2", "turn_discount=0.9", num_tasks=4)
+        own = "max_turns=2", "turn_discount=0.9", "gconfig.n_samples=1"
+        planned = sides.plan("areal", minimal[0], tmp_path / "model", *own, num_tasks=4)
         starting.run(planned["command"][3:])
     assert [trajectory["rewards"].item() for trajectory in played] == [pytest.approx(0.81), 0.0]
 
@@ -390,6 +396,186 @@ def test_the_groups_of_areal_hold_the_trajectories_of_one_task(tokenizer, minima
     assert isinstance(grouped.workflow, RolloutWorkflow)
 
 
+def group_of(tokenizer, tmp_path, target, group, *, thinks=False, **options):
+    """What AReaL's own group makes of episodes that earn this, turn by turn; None is one whose environment breaks."""
+    paid_turns.write(tmp_path)
+    answers = [["break"] if rewards is None else paid_turns.says(rewards) for rewards in group]
+    given = iter(answers)
+    chosen = GenerationHyperparameters(max_new_tokens=16, n_samples=len(group))
+
+    class Speakers:
+        """An engine that says, in each conversation, the next of its answers."""
+
+        def __init__(self):
+            self.by_session, self.sampled, self.version = {}, [], 3
+
+        def get_version(self):
+            return self.version
+
+        async def agenerate(self, request):
+            if request.rid not in self.by_session:
+                self.by_session[request.rid] = iter(next(given))
+            thought = "<think>hm</think>" * thinks
+            one = guess(tokenizer, thought + next(self.by_session[request.rid]), version=self.version)
+            answer = await one.agenerate(request)
+            self.sampled += one.sampled
+            return answer
+
+    async def run():
+        async with serving(
+            load_taskset(f"{tmp_path}/paid_turns_tasks.py:{target}"), doors=[HttpDoor(HttpConfig(address=":0"))],
+            drain_seconds=0,
+        ) as server:  # fmt: skip
+            flow = workflow(tokenizer, server.address, gconfig=chosen, patience=0.1, **options)
+            grouped = GroupedRolloutWorkflow(flow, len(group), logging.getLogger("test"))
+            try:
+                return await grouped.arun_episode(Speakers(), {"task_index": 0})
+            finally:
+                await servers_of(flow)[0].close()
+
+    return asyncio.run(run())
+
+
+@cache
+def planned_words():
+    return starting.read_arguments(
+        sides.plan("areal", "paid_turns_tasks.py:ByTurn", "model", num_tasks=4)["command"][3:]
+    )[1]
+
+
+def actor_of(*words):
+    """AReaL's actor with the config that `treetune train areal` gives it."""
+    return PPOActor(starting.read_config([*planned_words(), *words]).actor, None)
+
+
+def advantages_of(actor, batch):
+    """The advantages of the tokens that are trained on, by row, as AReaL computes them; those of a row are the same."""
+    found = actor._compute_advantages({name: values.clone() for name, values in batch.items()})
+    rows = [set(row[mask.bool()].tolist()) for row, mask in zip(found["advantages"], found["loss_mask"], strict=True)]
+    assert all(len(row) == 1 for row in rows)
+    return [value for row in rows for value in row]
+
+
+def joined(*groups):
+    """Groups as AReaL joins them to a batch."""
+    return concat_padded_tensors([group for group in groups if group is not None])
+
+
+@pytest.fixture
+def planned(tokenizer, tmp_path, monkeypatch):
+    tokenizer.save_pretrained(tmp_path / "model")
+    paid_turns.write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+GROUPS = [[[0.5, 0.0, 1.0], [0.0], [0.0, 0.25, 0.0, 0.5], [1.0, 0.5]], [[1.0], [0.0, 1.0], [0.0], [0.5]]]
+
+
+@pytest.mark.parametrize("lost", [[], [1], [0, 3]])
+def test_a_lost_episode_changes_no_other_group_and_no_advantage_is_large(tokenizer, planned, lost):
+    first = [None if at in lost else each for at, each in enumerate(GROUPS[0])]
+    batch = joined(*(group_of(tokenizer, planned, "ByOutcome", group) for group in (first, GROUPS[1])))
+    actor = actor_of()
+    found = advantages_of(actor, batch)
+    kept = [[each for each in group if each is not None] for group in (first, GROUPS[1])]
+    wanted = [turns[0] for group in kept for turns in turn_advantages(group, epsilon=1e-5)]
+    for part in (slice(0, -4), slice(-4, None)):  # the episodes of a group have no order
+        assert sorted(found[part]) == pytest.approx(sorted(wanted[part]), abs=1e-6)
+    assert max(map(abs, found)) < 4**0.5
+
+
+def test_areals_own_chunks_shift_all_groups_after_a_lost_episode(tokenizer, planned):
+    """Why `reward_norm` is null: the first two groups have three and four episodes, and the chunks have four rows."""
+    groups = [[*GROUPS[0][:3], None], GROUPS[1]]
+    batch = joined(*(group_of(tokenizer, planned, "ByOutcome", group, group_norm="none") for group in groups))
+    norm = "actor.reward_norm={mean_level: group, std_level: group, group_size: 4}"
+    found = advantages_of(actor_of(norm, "actor.reward_clip=1e9"), batch)
+    wanted = [turns[0] for turns in turn_advantages(GROUPS[1], epsilon=1e-5)]
+    assert sorted(found[-4:]) != pytest.approx(sorted(wanted), abs=0.1)
+    assert max(map(abs, found)) >= 50_000 - 1  # 0.5 or 1 divided by epsilon
+
+
+def test_credit_by_turn_is_a_row_for_each_turn_with_the_advantage_of_the_turn(tokenizer, planned):
+    batch = joined(*(group_of(tokenizer, planned, "ByTurn", group) for group in GROUPS))
+    wanted = [
+        value for group in GROUPS for turns in turn_advantages(group, credit="turn", epsilon=1e-5) for value in turns
+    ]
+    assert sorted(advantages_of(actor_of(), batch)) == pytest.approx(sorted(wanted), abs=1e-6)
+    one_row = joined(*(group_of(tokenizer, planned, "ByOutcome", group) for group in GROUPS))
+    assert int(batch["loss_mask"].sum()) == int(one_row["loss_mask"].sum())
+
+
+@pytest.mark.parametrize("rewrites", ["keep", "split"])
+def test_by_turn_with_a_final_reward_only_trains_as_by_outcome(planned, rewrites):
+    tokenizer = letters_tokenizer(forgets_thoughts=True)
+    group = [[0.0, 0.0, 1.0], [0.0], [0.0, 0.25], [0.0] * 5 + [0.5]]
+    sums = []
+    for target in ("ByTurn", "ByOutcome"):
+        batch = group_of(tokenizer, planned, target, group, rewrites=rewrites)
+        found = actor_of()._compute_advantages(batch)
+        kept = found["loss_mask"].bool()
+        sums.append(sorted(found["advantages"][kept].tolist()))
+    assert sums[0] == pytest.approx(sums[1], abs=1e-6)
+
+
+def test_equal_totals_and_lone_episodes_have_the_advantage_of_the_definition(tokenizer, planned):
+    actor = actor_of()
+    apart = [[1.0, 0.0], [0.0, 1.0]]
+    by_turn = advantages_of(actor, group_of(tokenizer, planned, "ByTurn", apart))
+    assert sorted(by_turn) == pytest.approx([-1.0, 0.0, 0.0, 1.0], abs=1e-4)
+    assert advantages_of(actor, group_of(tokenizer, planned, "ByOutcome", apart)) == [0.0, 0.0]
+    assert advantages_of(actor, group_of(tokenizer, planned, "ByOutcome", [[1.0], None])) == [0.0]
+    assert group_of(tokenizer, planned, "ByOutcome", [None, None]) is None
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 5])
+def test_an_episode_in_several_rows_has_the_advantage_and_the_tokens_of_one(planned, pieces):
+    """A template that drops thoughts makes a row of each turn."""
+    group = [[0.0] * (pieces - 1) + [1.0], [0.0], [0.25], [0.5]]
+    found = {}
+    for rewrites in ("keep", "split"):
+        tokenizer = letters_tokenizer(forgets_thoughts=True)
+        batch = group_of(tokenizer, planned, "ByOutcome", group, rewrites=rewrites, thinks=True)
+        made = actor_of()._compute_advantages(batch)
+        kept = made["loss_mask"].bool()
+        found[rewrites] = len(batch["rewards"]), sorted(made["advantages"][kept].tolist())
+    assert (found["keep"][0], found["split"][0]) == (4, 3 + pieces)
+    assert found["split"][1] == pytest.approx(found["keep"][1], abs=1e-6)
+
+
+def test_an_evaluation_and_a_user_who_wants_them_get_the_rewards(tokenizer, planned):
+    alone = group_of(tokenizer, planned, "ByOutcome", [[0.5, 0.25]])
+    assert alone["rewards"].tolist() == [0.75]
+    group = group_of(tokenizer, planned, "ByOutcome", GROUPS[1], group_norm="none")
+    assert sorted(group["rewards"].tolist()) == [0.0, 0.5, 1.0, 1.0]
+    centred = group_of(tokenizer, planned, "ByOutcome", GROUPS[1], group_norm="mean")
+    assert sorted(centred["rewards"].tolist()) == [-0.625, -0.125, 0.375, 0.375]
+    with pytest.raises(UsageError, match="group_norm"):
+        group_of(tokenizer, planned, "ByTurn", GROUPS[1], group_norm="none")
+
+
+@pytest.mark.parametrize(
+    ("credit", "word"),
+    [
+        ("outcome", "actor.reward_norm={mean_level: group, std_level: group, group_size: 4}"),
+        ("outcome", "+actor.adv_norm={mean_level: batch, std_level: group, group_size: 4}"),
+        ("outcome", "+actor.reward_bias=-0.5"),
+        ("turn", "+actor.gae_lambda=0.95"),
+        ("turn", "actor.kl_ctl=0.1"),
+        ("turn", "actor.ppo_n_minibatches=4"),
+        ("turn", "+actor.importance_sampling_level=sequence"),
+    ],
+)
+def test_settings_that_would_change_advantages_are_refused_by_name(planned, credit, word):
+    config = starting.read_config([*planned_words(), word])
+    with pytest.raises(UsageError, match=word.lstrip("+").partition("=")[0]) as refused:
+        starting.check_config(config, {"credit": credit})
+    assert refused.value.code == "credit"
+    if credit == "turn":
+        starting.check_config(config, {"credit": "outcome"})
+
+
 def test_areal_makes_it_from_its_name_and_a_tokenizers_folder(tokenizer, minimal, tmp_path):
     from areal.infra.remote_inf_engine import RemoteInfEngine
 
@@ -440,12 +626,12 @@ def test_sequences_of_different_lengths_are_padded_as_areal_pads():
     tokens = Tokens()
     tokens.add_turn([1, 2], [3], [-1.0], [5])
     tokens.add_turn([9], [8, 7, 6], [-1.0, -2.0, -3.0], [5, 5, 6])
-    made = tensors(tokens.sequences, 0.5)
+    made = tensors(tokens.sequences, [0.5, -0.5])
     assert made["input_ids"].tolist() == [[1, 2, 3, 0], [9, 8, 7, 6]]
     assert made["attention_mask"].tolist() == [[True, True, True, False], [True] * 4]
     assert made["versions"].tolist() == [[-1, -1, 5, -1], [-1, 5, 5, 6]]
     assert made["loss_mask"].tolist() == [[0, 0, 1, 0], [0, 1, 1, 1]]
-    assert made["rewards"].tolist() == [0.5, 0.5]
+    assert made["rewards"].tolist() == [0.5, -0.5]
 
 
 def test_the_example_trains_with_its_own_config(tokenizer, minimal, tmp_path, monkeypatch):
@@ -480,7 +666,8 @@ def test_the_example_trains_with_its_own_config(tokenizer, minimal, tmp_path, mo
     monkeypatch.chdir(task_servers.Path(example.__file__).parents[2])
     example.main(
         ["--config", "examples/os_interaction/config.yaml", "experiment_name=os_rl", "trial_name=run1",
-         f"task_server.url=[{minimal[0]}]", f"actor.path={tmp_path / 'model'}", f"cluster.fileroot={tmp_path}",
+         f"task_server.url=[{minimal[0]}]", f"actor.path={tmp_path / 'model'}", "gconfig.n_samples=1",
+         f"cluster.fileroot={tmp_path}",
          f"cluster.name_resolve.nfs_record_root={tmp_path / 'names'}"]
     )  # fmt: skip
     assert played == [(103, {"task_index": 0}, 1.0), (20, {"task_index": 110}, 1.0)]

@@ -141,7 +141,8 @@ class PlayedEpisode:
         """Return the reward to train on, for this many turns; None if the episode failed."""
         if self.failure is not None:
             return None
-        if not self.hooks.TURN_REWARDS and sum(map(bool, self.rewards)) > 1:
+        by_outcome = not self.hooks.TURN_REWARDS and self.contract.turn_credit[0] == "outcome"
+        if by_outcome and sum(map(bool, self.rewards)) > 1:
             _say_once(f"the trainer takes {ONE_REWARD}")
         info = {**self.info, "turn_discount": self.contract.discount}
         return self.hooks.shape_reward(self.raw_reward, turns, info)

@@ -13,11 +13,11 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treetune.errors import MissingExtraError, UsageError
+from treetune.errors import CreditError, MissingExtraError, UsageError
 from treetune.serve import TaskServerClient
 from treetune.system.threads import run_in_background
 from treetune.tasksets.target import is_server
@@ -58,6 +58,7 @@ def run(arguments: Sequence[str]) -> None:
         else:
             rows, validation, declared = select_rows(request)
             url = servers.enter_context(serve(request, "train", folder / ROLLOUTS))
+        check_config(config, run_in_background(_read_info(url)).get("contract") or {})
         own = request.own
         options: dict[str, Any] = {"workflow": WORKFLOW, "workflow_kwargs": describe(config, config.gconfig, url) | own}
         if validation is None:
@@ -69,6 +70,33 @@ def run(arguments: Sequence[str]) -> None:
             options |= {"eval_workflow": WORKFLOW, "eval_workflow_kwargs": evaluation}
         with PPOTrainer(config, train_dataset=rows, valid_dataset=validation) as trainer:
             trainer.train(**options)
+
+
+def check_config(config: Any, contract: Mapping[str, Any]) -> None:
+    """Raise if the advantages that the workflow makes would be wrong with these settings of AReaL."""
+    turns, actor = contract.get("credit") == "turn", config.actor
+    norm, rejection = actor.adv_norm, actor.rejection_sampling
+    chunked = norm is not None and "group" in (norm.mean_level, norm.std_level)
+    by_row = rejection is not None and rejection.level != "token"
+    wrong = {
+        "reward_norm": (actor.reward_norm is not None, "the workflow makes rewards advantages of their group"),
+        "reward_bias": (actor.reward_bias != 0, "it is added to advantages"),
+        "overlong_reward_penalty": (actor.overlong_reward_penalty, "it is added to advantages"),
+        "mask_no_eos_with_zero": (actor.mask_no_eos_with_zero, "it removes advantages"),
+        "adv_norm": (chunked, "it takes rows in chunks of a fixed size, which one lost episode shifts"),
+        "discount": (turns and actor.discount != 1, "each turn is a row, which ends before later turns"),
+        "gae_lambda": (turns and actor.gae_lambda != 1, "each turn is a row, which ends before later turns"),
+        "kl_ctl": (turns and actor.kl_ctl != 0, "each turn is a row, which ends before the KL of later turns"),
+        "ppo_n_minibatches": (turns and actor.ppo_n_minibatches != 1, "all turns of an episode belong in one step"),
+        "importance_sampling_level": (turns and actor.importance_sampling_level != "token", "its ratio is by row"),
+        "rejection_sampling": (turns and by_row, "it rejects by row"),
+    }
+    for key, (refused, why) in wrong.items():
+        if refused:
+            value = getattr(actor, key)
+            raise CreditError(f"actor.{key}={value} cannot be used here: {why}", remedy=f"leave actor.{key} out")
+    if turns and config.critic is not None:
+        raise CreditError("credit: turn cannot be used with a critic", remedy="leave critic out")
 
 
 def describe(config: Any, gconfig: Any, url: str) -> dict[str, Any]:
@@ -124,16 +152,15 @@ def list_rows(indices: Sequence[int]) -> Any:
 def make_rows(url: str, number: int | None) -> Any:
     """Return the rows of a server's tasks."""
     if number is None:
-        number = run_in_background(_count(url))
+        number = run_in_background(_read_info(url)).get("num_tasks")
     if number is None:
         raise UsageError("these tasks never end, or their number is unknown", remedy="pass -n")
     return list_rows(range(number))
 
 
-async def _count(url: str) -> int | None:
+async def _read_info(url: str) -> dict[str, Any]:
     async with TaskServerClient(url) as client:
-        count: int | None = (await client.info()).get("num_tasks")
-        return count
+        return await client.info()
 
 
 @contextlib.contextmanager

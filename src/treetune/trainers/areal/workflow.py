@@ -5,23 +5,27 @@
         workflow_kwargs={"gconfig": config.gconfig, "tokenizer": config.tokenizer_path, "url": "http://127.0.0.1:5000"},
     )
 
-Each call of `arun_episode` plays one episode. A trajectory holds exactly the tokens that were sampled.
+Each call of `arun_episode` plays one episode. A trajectory holds exactly the tokens that were sampled. If AReaL samples
+groups, the calls with the same row are a group: each waits for the others, and its rewards are advantages. AReaL's own
+`reward_norm` must be null: it takes rows in chunks of a fixed size, so one lost episode would shift all later groups.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from treetune.chat.tokens import ChatTokens, Prompt, Rewrites, TokenSequence
 from treetune.core.contract import Contract
-from treetune.errors import MissingExtraError, PolicyError
+from treetune.errors import CreditError, MissingExtraError, PolicyError
 from treetune.serve import ServeError, TaskServerClient
+from treetune.trainers.credit import turn_advantages
 from treetune.trainers.episodes import connect
-from treetune.trainers.token_episode import FailureLog, Hooks, Sample, Sampled, play_episode
+from treetune.trainers.token_episode import FailureLog, Hooks, Sample, Sampled, TokenEpisode, play_episode
 
 try:
     import numpy as np
@@ -35,6 +39,18 @@ except ImportError as error:
     ) from error
 
 log = logging.getLogger("TaskServerWorkflow")
+EPSILON = 1e-5
+"""What AReaL adds to the deviation of a group."""
+
+
+class _Group:
+    """The episodes of a row, which start together."""
+
+    def __init__(self) -> None:
+        self.playing = 0
+        self.played: list[TokenEpisode] = []
+        """Those that have a reward."""
+        self.ended = asyncio.Event()
 
 
 class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
@@ -49,6 +65,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         max_turns: int | None = None,
         turn_discount: float | None = None,
         rewrites: Rewrites = "keep",
+        group_norm: Literal["deviation", "mean", "none"] = "deviation",
         chat_template_kwargs: dict[str, Any] | None = None,
         call_format: str | None = None,
         token_env: str = "TREETUNE_TOKEN",
@@ -56,7 +73,9 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         patience: float = 60.0,
     ) -> None:
         """`url` is one or more task servers. `max_turns` and `turn_discount` replace what they declare; the reward of a
-        server that declares nothing is multiplied by 0.95 for each turn. `call_format` is how the model writes tool
+        server that declares nothing is multiplied by 0.95 for each turn. `group_norm` is what the rewards of a group
+        become: advantages, divided by the group's deviation or not, or, with `none`, rewards as they are. `call_format`
+        is how the model writes tool
         calls, if its chat template does not show it. `token_env` names the variable with the servers' token. `timeout`
         applies to one step, `patience` to a server that does not answer."""
         super().__init__(max_turns, turn_discount)
@@ -66,13 +85,55 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
             tokenizer = load_hf_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.gconfig = gconfig.new_with_stop_and_pad_token_ids(tokenizer).new(n_samples=1)
-        self._in_groups = gconfig.n_samples > 1
+        self._in_groups, self._norm = gconfig.n_samples > 1, group_norm
+        self._groups: dict[int, _Group] = {}
+        """By the id of a row, while its episodes are played."""
         self._chat = ChatTokens(tokenizer, chat_template_kwargs, rewrites=rewrites, call_format=call_format)
         urls = (url,) if isinstance(url, str) else tuple(url)
         self._access = urls, token_env, timeout, patience
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, torch.Tensor] | None:
         """Return a trajectory, or None if there is nothing to train on."""
+        async with self._group_of(data) as group:
+            played = await self._play(engine, data)
+            if played is not None:
+                group.played.append(played)
+        if played is None:
+            return None
+        if not self._in_groups or self._norm == "none":
+            if self._in_groups and played.contract.turn_credit[0] == "turn":
+                raise CreditError("group_norm='none' gives turns no advantages", remedy="leave group_norm out")
+            assert played.reward is not None
+            return tensors(played.tokens.sequences, [played.reward] * len(played.tokens.sequences))
+        await group.ended.wait()
+        credit, discount = played.contract.turn_credit
+        rewards = [each.shape_each(each.turns) for each in group.played]
+        by_deviation = self._norm == "deviation"
+        advantages = turn_advantages(
+            rewards, credit=credit, discount=discount, by_deviation=by_deviation, epsilon=EPSILON
+        )[group.played.index(played)]
+        sequences = played.tokens.sequences
+        if credit == "outcome":
+            return tensors(sequences, advantages[:1] * len(sequences))
+        spans = [(sequence, span) for sequence in sequences for span in sequence.spans if span.first < span.end]
+        rows = [_row_of(sequence, span.first, span.end) for sequence, span in spans]
+        return tensors(rows, [advantages[span.turn] for _, span in spans]) if rows else None
+
+    @asynccontextmanager
+    async def _group_of(self, data: dict[str, Any]) -> AsyncIterator[_Group]:
+        """AReaL starts the episodes of a group together, with the same row: a group ends with its last one."""
+        group = self._groups.setdefault(id(data), _Group())
+        group.playing += 1
+        try:
+            yield group
+        finally:
+            group.playing -= 1
+            if not group.playing:
+                del self._groups[id(data)]
+                group.ended.set()
+
+    async def _play(self, engine: Any, data: dict[str, Any]) -> TokenEpisode | None:
+        """Play an episode and log its figures; None if it was lost or has no reward."""
         client, failures = open_servers(asyncio.get_running_loop(), *self._access)
         stats = stats_tracker.get(workflow_context.stat_scope())
         try:
@@ -98,9 +159,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
             return None
         sequences = played.tokens.sequences
         if len(sequences) > 1:
-            group = ", and a group of a fixed size (reward_norm, adv_norm) no longer fits; rewrites='keep' avoids it"
-            split = "the chat template rewrites history: such episodes become several rows"
-            failures.warn_once(split + group * self._in_groups)
+            failures.warn_once("the chat template rewrites history: such episodes become several rows")
         stats.scalar(
             reward=reward,
             num_turns=played.turns,
@@ -108,7 +167,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
             split_sequences=len(sequences) - 1,
         )
         stats.scalar(**played.metrics)
-        return tensors(sequences, reward)
+        return played
 
     def _sampler(self, engine: Any) -> Sample:
         request = uuid.uuid4().hex  # one for all turns, so that they find the same inference server and its cache
@@ -122,9 +181,19 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         return sample
 
 
-def tensors(sequences: Sequence[TokenSequence], reward: float) -> dict[str, torch.Tensor]:
-    """Return the data that AReaL trains on: one row per sequence, padded on the right, all with the episode's
-    reward."""
+def _row_of(sequence: TokenSequence, first: int, end: int) -> TokenSequence:
+    """Return a sequence up to the end of a turn, which trains only the tokens of that turn."""
+
+    def only(values: list[Any], other: Any) -> list[Any]:
+        return [other] * first + values[first:end] if values else []
+
+    return TokenSequence(
+        sequence.ids[:end], only(sequence.mask, 0), only(sequence.logprobs, 0.0), only(sequence.versions, -1)
+    )
+
+
+def tensors(sequences: Sequence[TokenSequence], rewards: Sequence[float]) -> dict[str, torch.Tensor]:
+    """Return the data that AReaL trains on: one row per sequence with its reward, padded on the right."""
     shape = len(sequences), max(len(sequence.ids) for sequence in sequences)
 
     def rows(name: str, dtype: Any, padding: float) -> torch.Tensor:
@@ -141,7 +210,7 @@ def tensors(sequences: Sequence[TokenSequence], reward: float) -> dict[str, torc
         "logprobs": rows("logprobs", np.float32, 0.0),
         "versions": rows("versions", np.int32, -1),
         "attention_mask": torch.arange(shape[1])[None, :] < lengths[:, None],
-        "rewards": torch.full(shape[:1], reward, dtype=torch.float32),
+        "rewards": torch.tensor(rewards, dtype=torch.float32),
     }
 
 
