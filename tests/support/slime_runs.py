@@ -101,7 +101,7 @@ def sglang() -> Iterator[Sglang]:
         yield Sglang(address)
 
 
-_OURS = ("treetune_row", "metrics")
+_OURS = ("treetune_row", "treetune_credit", "metrics")
 """Metadata that slime neither reads nor changes."""
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import re
+import statistics
 from argparse import Namespace
 from pathlib import Path
 
+import paid_turns
 import pytest
+import sides
 import slime_runs
 import task_servers
 import tool_shop
@@ -24,6 +28,7 @@ from treetune.play.rollout import run_rollout
 from treetune.runs.discovery import open_run
 from treetune.serve import ServeError
 from treetune.tasksets.target import load_taskset
+from treetune.trainers.credit import turn_advantages
 from treetune.trainers.rollout_log import RolloutLog
 from treetune.trainers.slime import log_evaluation, log_rollouts, samples
 
@@ -88,6 +93,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TREETUNE_TASK_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
     (tmp_path / "guesses.py").write_text(CODE)
+    paid_turns.write(tmp_path)
     tool_shop.write(tmp_path)
     return tmp_path
 
@@ -434,7 +440,7 @@ def test_what_was_sampled_before_an_update_is_masked_where_slime_is_told_so(fold
     group = play(args, data.get_samples(1)[0])
     (sample,) = play(args, group)
     assert (sample.reward, trained(sample)) == (1.0, ended["ids"])
-    with pytest.raises(UsageError, match="cannot stop rollouts of several samples"):
+    with pytest.raises(UsageError, match="cannot have rollouts of several samples"):
         data_of(slime("guesses.py:Guesses", **given, treetune={"rewrites": "split"})[0])
 
 
@@ -646,6 +652,102 @@ def test_rewards_of_a_group_count_each_episode_once(folder, slime):
     assert group_rewards(args, samples) == ([1.0, 1.0, 1.0, 0.0, 0.5, 0.5], [0.5, 0.5, 0.5, -0.5, 0.0, 0.0])
     args.advantage_estimator = "ppo"
     assert group_rewards(args, samples)[1] == [1.0, 1.0, 1.0, 0.0, 0.5, 0.5]
+
+
+ADVANTAGES = "treetune.trainers.slime.advantages"
+
+
+def pay(slime, sglang, target, group, **options):
+    """The samples of a group whose episodes earn this, turn by turn, and what they are trained with."""
+    from treetune.trainers.slime import group_rewards
+
+    args, tokenizer = slime(
+        f"paid_turns_tasks.py:{target}",
+        Letters(forgets_thoughts),
+        n_samples_per_prompt=len(group),
+        custom_advantage_function_path=ADVANTAGES,
+        **options,
+    )
+    samples = []
+    for sample, rewards in zip(data_of(args).get_samples(1)[0], group, strict=True):
+        sglang.say(*(said(tokenizer, f"<think>hm</think>{text}") for text in paid_turns.says(rewards)))
+        (made,) = play(args, [sample])
+        samples += made if isinstance(made, list) else [made]
+    return samples, group_rewards(args, samples)[1]
+
+
+@pytest.mark.parametrize(("rewrites", "rows"), [("keep", 4), ("split", 10)])
+def test_each_turn_has_its_own_advantage_in_one_sample_and_in_several(folder, slime, sglang, rewrites, rows):
+    """A template that drops thoughts makes a sample of each turn; between slime's processes, rewards are pickled."""
+    samples, rewards = pay(slime, sglang, "ByTurn", paid_turns.GROUP, treetune={"rewrites": rewrites})
+    assert len(samples) == rows
+    found = []
+    for sample, reward in zip(samples, pickle.loads(pickle.dumps(rewards)), strict=True):
+        assert {at for first, end, _ in reward.turns for at in range(first, end)} == {
+            at for at, mine in enumerate(sample.loss_mask) if mine
+        }
+        found += [value for _, _, value in reward.turns]
+    wanted = turn_advantages(paid_turns.GROUP, credit="turn")
+    assert found == pytest.approx([value for turns in wanted for value in turns])
+
+
+def test_by_outcome_all_samples_of_an_episode_have_its_advantage(folder, slime, sglang):
+    samples, rewards = pay(slime, sglang, "ByOutcome", paid_turns.GROUP)
+    wanted = [value for turns in turn_advantages(paid_turns.GROUP) for value in turns]
+    assert rewards == pytest.approx(wanted)
+    assert len({sample.rollout_id for sample in samples if sample.rollout_id is not None}) == 3
+    assert rewards != pytest.approx(torch_like_fallback(samples))
+
+
+def torch_like_fallback(samples):
+    """slime's own rule for a number of samples that is not that of full groups: the whole batch is one group."""
+    raw = [sample.reward for sample in samples]
+    return [(each - statistics.mean(raw)) / (statistics.stdev(raw) + 1e-6) for each in raw]
+
+
+def test_a_lost_episode_is_in_no_group(folder, slime):
+    args, _ = slime("sums.jsonl", n_samples_per_prompt=3)
+    from treetune.trainers.slime import group_rewards
+
+    (group,) = data_of(args).get_samples(1)
+    for sample, earned in zip(group, (1.0, None, 0.0), strict=True):
+        sample.reward = earned
+    assert group_rewards(args, group)[1] == pytest.approx([0.5**0.5, 0.0, -(0.5**0.5)], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"custom_advantage_function_path": None},
+        {"advantage_estimator": "gspo"},
+        {"advantage_estimator": "ppo"},
+        {"rewards_normalization": False},
+        {"custom_reward_post_process_path": "mine.rewards"},
+    ],
+)
+def test_what_cannot_credit_turns_is_refused_before_anything_is_sampled(folder, slime, given):
+    args, _ = slime("paid_turns_tasks.py:ByTurn", **{"custom_advantage_function_path": ADVANTAGES, **given})
+    with raises_code("credit", f"--{next(iter(given)).replace('_', '-')}"):
+        data_of(args).get_samples(1)
+    args, _ = slime("paid_turns_tasks.py:ByOutcome", **given)
+    data_of(args).get_samples(1)
+
+
+def test_the_plan_names_the_function_for_advantages_if_tasks_credit_turns(folder):
+    for name, planned in (("ByTurn", ADVANTAGES), ("ByOutcome", None)):
+        config = sides.plan("slime", f"paid_turns_tasks.py:{name}", "model")["config"]
+        assert config.get("custom-advantage-function-path") == planned
+
+
+@pytest.mark.parametrize("estimator", ["gspo", "ppo", "reinforce_plus_plus"])
+def test_estimators_that_cannot_join_samples_keep_an_episode_in_one(folder, slime, estimator):
+    from treetune.trainers.slime.rollouts import settings_of
+
+    args, _ = slime("sums.jsonl", advantage_estimator=estimator)
+    assert settings_of(args).rewrites == "keep"
+    args, _ = slime("sums.jsonl", advantage_estimator=estimator, treetune={"rewrites": "split"})
+    with pytest.raises(UsageError, match=estimator):
+        settings_of(args)
 
 
 def evaluation(args, rollout_id, data_source, evaluation):

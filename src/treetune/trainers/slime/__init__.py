@@ -7,12 +7,14 @@
 slime itself is never modified, and is imported only when one of these is called.
 """
 
+from treetune.trainers.slime.credit import advantages, group_rewards
 from treetune.trainers.slime.data import TreetuneData
 from treetune.trainers.slime.rollouts import generate, reward
-from treetune.trainers.slime.samples import evaluate, group_rewards, keep_played, log_evaluation, log_rollouts
+from treetune.trainers.slime.samples import evaluate, keep_played, log_evaluation, log_rollouts
 
 __all__ = [
     "TreetuneData",
+    "advantages",
     "evaluate",
     "generate",
     "group_rewards",

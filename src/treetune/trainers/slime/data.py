@@ -27,6 +27,7 @@ from treetune.system import threads
 from treetune.system.digest import digest
 from treetune.system.folders import default_cache_dir, write_atomically
 from treetune.tasksets.target import NEEDS_TASKS, is_server, load_taskset
+from treetune.trainers.slime.credit import check_credit
 from treetune.trainers.slime.rollouts import settings_of
 from treetune.trainers.slime.samples import DRAW, LOST, TIMES_LOST, UNANSWERED, fields_of, set_up, task_of
 
@@ -156,6 +157,7 @@ class TreetuneData:
         from slime.utils.types import Sample
 
         fields = _fields_of(self._taskset, task)
+        check_credit(self.args, self._taskset.contract_of(task))
         if (problem := refuse_groups(self._taskset, task)) and not self._warned:
             self._warned = True
             log.warning(problem)

@@ -52,6 +52,10 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "data-source-path": Setting("treetune.trainers.slime.TreetuneData", plays),
         "custom-generate-function-path": Setting("treetune.trainers.slime.generate", plays),
         "custom-rm-path": Setting("treetune.trainers.slime.reward", plays),
+        "custom-advantage-function-path": Setting(
+            "treetune.trainers.slime.advantages" if any(by == "turn" for by, _ in tasks.credits()) else None,
+            "the tasks declare credit: turn",
+        ),
         "hf-checkpoint": Setting(request.model, "the model"),
         "num-rollout": Setting(steps, "--steps" if request.steps else "slime has no default"),
         "rollout-batch-size": Setting(BATCH, "tasks in a step"),

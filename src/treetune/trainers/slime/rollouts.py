@@ -32,6 +32,7 @@ from treetune.system import threads
 from treetune.trainers.episodes import EpisodeSettings, RowEpisodes, is_misuse
 from treetune.trainers.rollout_log import trace_of_tokens
 from treetune.trainers.single_turn import play_rows
+from treetune.trainers.slime.credit import BY_SAMPLE, CREDIT
 from treetune.trainers.slime.samples import DRAW, TRACE, UNANSWERED, begin_anew, is_lost, lose, task_of
 from treetune.trainers.token_episode import FailureLog, Hooks, Sampled, TokenEpisode
 from treetune.trainers.train_run import RUN
@@ -44,7 +45,8 @@ _FEWEST_LOSSES = 64
 
 class Settings(EpisodeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """User settings: the mapping `treetune` in the YAML file of slime's `--custom-config-path`. Without `rewrites`,
-    episodes are split. With `--partial-rollout` they are kept, because slime cannot stop rollouts of several samples.
+    episodes are split. They are kept with `--partial-rollout`, which cannot stop rollouts of several samples, and with
+    estimators that cannot join them.
 
     treetune: {max_turns: 8, urls: [http://envs-1:5000, http://envs-2:5000]}
     """
@@ -63,11 +65,13 @@ def settings_of(args: Any) -> Settings:
     if isinstance(found, Settings):
         return found
     found = convert(found, Settings, path="treetune", source="--custom-config-path")
-    partial = bool(getattr(args, "partial_rollout", False))
-    if partial and found.rewrites == "split":
-        problem = "--partial-rollout cannot stop rollouts of several samples, as treetune.rewrites: split makes them"
+    partial, estimator = bool(getattr(args, "partial_rollout", False)), getattr(args, "advantage_estimator", "grpo")
+    keeps = partial or estimator in BY_SAMPLE
+    if keeps and found.rewrites == "split":
+        named = "--partial-rollout" if partial else f"--advantage-estimator {estimator}"
+        problem = f"{named} cannot have rollouts of several samples, as treetune.rewrites: split makes them"
         raise UsageError(problem, remedy="set treetune.rewrites: keep, or leave one of them out")
-    args.treetune = msgspec.structs.replace(found, rewrites=found.rewrites or ("keep" if partial else "split"))
+    args.treetune = msgspec.structs.replace(found, rewrites=found.rewrites or ("keep" if keeps else "split"))
     return settings_of(args)
 
 
@@ -218,10 +222,12 @@ class _LoopState:
         kinds = type(sample.status)
         cut = bool(played.info.get("truncated")) or samples[-1].status == kinds.TRUNCATED
         turns = {"num_turns": played.turns, "turn_rewards": played.rewards, "metrics": played.metrics}
-        for part in samples:
+        by, discount = played.contract.turn_credit
+        credit = {"by": by, "discount": discount, "rewards": played.shape_each(played.turns)}
+        for part, spans in zip(samples, rollout.engine.spans, strict=True):
             part.status = kinds.TRUNCATED if cut else kinds.COMPLETED
             part.reward = _as_asked(self.args, earned, evaluation)
-            part.metadata = {**part.metadata, **turns}
+            part.metadata = {**part.metadata, **turns, CREDIT: {**credit, "spans": spans}}
         if RUN in os.environ:
             samples[-1].metadata[TRACE] = encode_trace(trace_of_tokens(played))
         samples[-1].non_generation_time += max(0.0, rollout.seconds - rollout.engine.seconds)
@@ -303,6 +309,8 @@ class Engine:
         self._context, self._timeout = context, timeout
         self._first = copy.deepcopy(sample)
         self.samples = [sample]
+        self.spans: list[list[tuple[int, int, int]]] = [[]]
+        """The turns of each sample: (turn, first, end) in its response."""
         self.seconds = 0.0
         """The time spent on sampling."""
         self._cut: tuple[list[int], list[float]] = [], []
@@ -343,6 +351,8 @@ class Engine:
             self._cut = said, logprobs
             raise Aborted
         self._cut = [], []
+        end = sample.response_length
+        self.spans[-1].append((sum(map(len, self.spans)), end - len(said), end))
         return Sampled(said, logprobs)
 
     def _open(self, ids: list[int]) -> tuple[Any, int | None] | None:
@@ -367,6 +377,7 @@ class Engine:
             sample.append_response_tokens(self._args, tokens=added, trainable=False, text=text)
         if sample is not self.samples[-1]:
             self.samples.append(sample)
+            self.spans.append([])
         return sample, room
 
     async def _post(self, ids: list[int], room: int | None) -> dict[str, Any]:

@@ -123,34 +123,7 @@ def keep_played(args: Any, group: list[Any], **kwargs: Any) -> Any:
     return call_dynamic_filter(_other(args, "dynamic_sampling_filter_path"), args, firsts, **kwargs)
 
 
-def group_rewards(args: Any, samples: list[Any]) -> tuple[list[float], list[float]]:
-    """Return the rewards, raw and normalized within their group by slime's own rule, except that each episode counts
-    once, however many samples it gave."""
-    raw = [sample.get_reward_value(args) for sample in samples]
-    estimator = getattr(args, "advantage_estimator", "grpo")
-    centred = estimator in ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
-    if not (centred and getattr(args, "rewards_normalization", True)):
-        return raw, raw
-    groups: dict[Any, dict[Any, float]] = defaultdict(dict)
-    for sample, reward in zip(samples, raw, strict=True):
-        groups[sample.group_index][_episode_of(sample)] = reward
-    by_deviation = estimator != "reinforce_plus_plus_baseline" and getattr(args, "grpo_std_normalization", True)
-    scales = {name: _scale(list(rewards.values()), by_deviation) for name, rewards in groups.items()}
-    shaped = []
-    for sample, reward in zip(samples, raw, strict=True):
-        mean, deviation = scales[sample.group_index]
-        shaped.append((reward - mean) / deviation)
-    return raw, shaped
-
-
-def _scale(rewards: list[float], by_deviation: bool) -> tuple[float, float]:
-    mean = statistics.fmean(rewards)
-    if not by_deviation or len(rewards) < 2:
-        return mean, 1.0
-    return mean, statistics.stdev(rewards) + 1e-6
-
-
-def _episode_of(sample: Any) -> Any:
+def episode_of(sample: Any) -> Any:
     return sample.index if sample.rollout_id is None else sample.rollout_id
 
 
@@ -199,7 +172,7 @@ def _log_metrics(rollout_id: int, args: Any, step_key: str, played: dict[str, li
 
     values: dict[str, list[float]] = defaultdict(list)
     for prefix, samples in played.items():
-        episodes = {_episode_of(sample): (sample.metadata or {}).get("metrics") or {} for sample in samples}
+        episodes = {episode_of(sample): (sample.metadata or {}).get("metrics") or {} for sample in samples}
         for metrics in episodes.values():
             for name, value in metrics.items():
                 values[f"{prefix}/metrics/{name}"].append(value)
