@@ -7,6 +7,7 @@ import os
 import subprocess
 
 import pytest
+import slime_runs
 import venvs
 
 from treetune.errors import CreditError
@@ -65,14 +66,28 @@ def test_an_unknown_trainer_and_one_that_is_not_installed_are_named(treetune):
     assert "verl cannot be imported" in treetune("verify-weights", "verl").err
 
 
+SUPPORT = ROOT / "tests/support"
+TRAINERS = {
+    "verl": (venvs.VERL, 19, []),
+    "skyrl": (venvs.SKYRL, 13, [SUPPORT / "python_311"]),
+    # slime is not on PyPI, and its losses import Megatron.
+    "slime": (venvs.SKYRL, 10, [slime_runs.SOURCE, SUPPORT / "megatron_stand_in"]),
+}
+"""The environment, how many losses are verified, and what is on the path besides."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("trainer", "environment", "losses"), [("verl", venvs.VERL, 19)])
-def test_an_episode_counts_once_in_a_real_trainer(trainer, environment, losses):
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_an_episode_counts_once_in_a_real_trainer(trainer):
+    if trainer == "slime" and not slime_runs.SOURCE:
+        pytest.skip("needs slime's source: TREETUNE_TEST_SLIME")
+    environment, losses, path = TRAINERS[trainer]
     command = [venvs.venv(*environment), "-W", "ignore", "-m", "treetune", "verify-weights", trainer, "--json"]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
+    places = os.pathsep.join(map(str, [ROOT / "src", *path]))
+    variables = {**os.environ, "PYTHONPATH": places, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-    found = json.loads(done.stdout)["losses"]
+    found = json.loads(done.stdout[done.stdout.index("{\n") :])["losses"]  # SkyRL prints a log
     verified = [each for each in found if each["refused"] is None]
     assert len(verified) == losses
     for each in verified:

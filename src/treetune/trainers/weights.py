@@ -19,6 +19,8 @@ from treetune.core.contract import Credit
 from treetune.errors import CreditError, MissingExtraError, UnknownNameError
 
 CASES = {
+    "skyrl": "treetune.trainers.skyrl.weights:cases",
+    "slime": "treetune.trainers.slime.weights:cases",
     "verl": "treetune.trainers.verl.weights:cases",
 }
 """The function of each trainer that yields its cases."""

@@ -1,0 +1,1 @@
+"""What slime's modules import, where its losses run without Megatron."""
