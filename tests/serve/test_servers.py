@@ -184,7 +184,7 @@ def test_wrong_usage_is_told(arguments, told, tmp_path, monkeypatch, capsys):
 
 def test_a_register_that_cannot_be_used_is_told(treetune, tmp_path):
     (tmp_path / "file").write_text("")
-    assert "cannot be a register" in treetune("serve", "arithmetic", "--port", "0", "--register", "file").err
+    assert "cannot write to file" in treetune("serve", "arithmetic", "--port", "0", "--register", "file").err
     done = treetune("list", "--register", "http://127.0.0.1:1")
     assert done.code == 3
     assert "127.0.0.1:1" in done.err

@@ -15,7 +15,7 @@ from treetune.cli import options
 from treetune.cli.options import TARGET, TASKS, Json, option, read_overrides
 from treetune.cli.output import print_json
 from treetune.data.sources.names import names_taskset
-from treetune.errors import StorageError, UsageError, plural
+from treetune.errors import UsageError, plural, writing
 from treetune.system.folders import aside
 from treetune.system.hub import check_repo
 from treetune.system.screen import Screen
@@ -137,10 +137,9 @@ def convert_run(sources: Sequence[str], out: Path, where: str | None, as_json: b
     out.parent.mkdir(parents=True, exist_ok=True)
     selection, temporary = Selection(run, where or "", out.suffix.removeprefix(".")), aside(out)
     try:
-        selection.write(temporary)
-        temporary.replace(out)
-    except OSError as error:
-        raise StorageError(f"cannot write {out}: {error.strerror or error}", remedy="name another file") from error
+        with writing(out, "name another file"):
+            selection.write(temporary)
+            temporary.replace(out)
     finally:
         temporary.unlink(missing_ok=True)
     if as_json:

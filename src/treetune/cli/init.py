@@ -20,7 +20,7 @@ import typer
 import treetune
 from treetune.cli.options import option
 from treetune.config.plugins import tasksets
-from treetune.errors import StorageError, UnknownNameError, UsageError
+from treetune.errors import UnknownNameError, UsageError, writing
 
 _TEMPLATES = resources.files("treetune.cli").joinpath("templates")
 ABOUT = {
@@ -67,12 +67,10 @@ def init_command(
     title = module.replace("_", " ").capitalize()
     names = {"title": title, "module": module, "cls": cls, "id": id, "about": ABOUT[template]}
     parts = ["skyrl-rows"] if dataset else ["package", template, *(["server"] if server else [])]
-    try:
+    with writing(place):
         place.mkdir(parents=True)
         for part in parts:
             _write(part, place, names)
-    except OSError as error:
-        raise StorageError(f"cannot write to {place}: {error.strerror or error}") from error
     steps = "skyrl-rows" if dataset else "package"
     typer.echo(read_template(f"next_steps/{steps}", place=str(place), **names), nl=False)
 

@@ -180,6 +180,15 @@ class MissingExtraError(TreetuneError, code="missing-extra"):
         return cls(f"{what} is not installed", remedy=f"pip install 'treetune[{extra}]'")
 
 
+@contextmanager
+def writing(path: PurePath, remedy: str | None = None) -> Iterator[None]:
+    """Reports an OSError as a `StorageError` that names the file or folder."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot write to {path}: {error.strerror or error}", remedy=remedy) from error
+
+
 @cache
 def warn_once(text: str) -> None:
     """Shows a warning once per process, even if Python's record of shown warnings is reset."""

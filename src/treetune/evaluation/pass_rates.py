@@ -14,7 +14,7 @@ from treetune.core.mixture import ByParameter, Mixture
 from treetune.core.profile import Profile, column_of
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
-from treetune.errors import StorageError
+from treetune.errors import writing
 from treetune.evaluation.config import Evaluation
 from treetune.runs.folder import read_traces
 from treetune.system.folders import write_atomically
@@ -51,16 +51,13 @@ class PassRates(msgspec.Struct):
 
     def write(self, path: Path, model: str, runs: Path) -> None:
         """Adds the column to a profile file, replacing an earlier column of the same model."""
-        try:
-            with FileLock(str(runs / ".lock")):  # another process may be profiling another model
-                profile = Profile.read(str(path)) if path.exists() else Profile(str(path), [])
-                for column in profile.columns_of(model):
-                    profile.drop(column)
-                profile.merge(self.lines)
-                write_atomically(path, profile.encode())
-        except OSError as error:
-            remedy = "free some space or pass another -o; the rollouts are kept, and the same command resumes"
-            raise StorageError(f"cannot write {path}: {error.strerror or error}", remedy=remedy) from error
+        remedy = "free some space or pass another -o; the rollouts are kept, and the same command resumes"
+        with writing(path, remedy), FileLock(str(runs / ".lock")):  # another process may be profiling another model
+            profile = Profile.read(str(path)) if path.exists() else Profile(str(path), [])
+            for column in profile.columns_of(model):
+                profile.drop(column)
+            profile.merge(self.lines)
+            write_atomically(path, profile.encode())
 
     def summary(self) -> dict[str, Any]:
         rates = self.rates

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from treetune.config.trust import FINGERPRINT
-from treetune.errors import ResumeError, StorageError, UsageError
+from treetune.errors import ResumeError, UsageError, writing
 from treetune.evaluation.comparison import Comparison, compare
 from treetune.evaluation.plan import EvalPlan
 from treetune.runs.folder import name_run, slug
@@ -100,12 +100,10 @@ class RunSet:
         if resume and not self.exists:
             raise ResumeError(f"{self.path} contains no runs to resume", remedy="leave out --resume, or correct -o")
         names, known = names or self.name(plans), self.names
-        try:
+        with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             named = {"runs": [*known, *(name for name in names if name not in known)]}
             write_atomically(self.path / SET, msgspec.json.format(msgspec.json.encode(named)) + b"\n")
-        except OSError as error:
-            raise StorageError(f"cannot write to {self.path}: {error.strerror or error}") from error
         with ExitStack() as opened:
             paths = [self.path / name for name in names]
             for plan, path in zip(plans, paths, strict=True):

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from treetune.errors import StorageError, UsageError
+from treetune.errors import UsageError, writing
 from treetune.runs.entry import Entry
 from treetune.runs.plain_files import UNREADABLE, open_to_append, read_regular
 from treetune.system.folders import write_atomically
@@ -25,6 +25,7 @@ from treetune.system.folders import write_atomically
 MARKS, TAGS = "marks.jsonl", "tags.json"
 Word = Literal["good", "bad", "look"]
 Key = tuple[str, int, int, int, int | None]
+_REMEDY = "copy the run to a folder that you may write to"
 _MOST_TAGS, _LONGEST_TAG, _LONGEST_COMMENT = 32, 60, 10_000
 
 
@@ -80,14 +81,12 @@ def write_mark(run: Path, entry: Entry, word: Word | None, comment: str = "") ->
         raise UsageError(f"a comment has at most {_LONGEST_COMMENT:,} characters")
     mark = Mark(*key_of(entry), word, comment, round(time.time(), 3))
     line = msgspec.json.encode(mark) + b"\n"
-    try:
-        file = open_to_append(_beside(run, MARKS))
+    with writing(path := _beside(run, MARKS), _REMEDY):
+        file = open_to_append(path)
         try:
             os.write(file, line)
         finally:
             os.close(file)
-    except OSError as error:
-        raise _cannot_write(run, error) from error
     return mark
 
 
@@ -103,18 +102,11 @@ def write_tags(run: Path, tags: list[str]) -> list[str]:
     kept = list(dict.fromkeys(" ".join(tag.split()) for tag in tags if tag.strip()))
     if len(kept) > _MOST_TAGS or any(len(tag) > _LONGEST_TAG for tag in kept):
         raise UsageError(f"a run has at most {_MOST_TAGS} tags of {_LONGEST_TAG} characters")
-    try:
-        write_atomically(_beside(run, TAGS), msgspec.json.encode(kept))
-    except OSError as error:
-        raise _cannot_write(run, error) from error
+    with writing(path := _beside(run, TAGS), _REMEDY):
+        write_atomically(path, msgspec.json.encode(kept))
     return kept
 
 
 def _beside(run: Path, name: str) -> Path:
     """A file in the run folder, or next to the run if the run is a single file."""
     return run / name if run.is_dir() else run.with_name(f"{run.name}.{name}")
-
-
-def _cannot_write(run: Path, error: OSError) -> StorageError:
-    remedy = "copy the run to a folder that you may write to"
-    return StorageError(f"cannot write next to {run}: {error.strerror or error}", remedy=remedy)

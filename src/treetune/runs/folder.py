@@ -15,7 +15,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
@@ -29,7 +29,7 @@ from treetune.config.trust import CONFIG, FINGERPRINT, SUMMARY, TRACE_LINES
 from treetune.core.fingerprint import Fingerprint, config_differences, taskset_fingerprint
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace, decode_trace, encode_trace
-from treetune.errors import ResumeError, StorageError, UsageError
+from treetune.errors import ResumeError, UsageError, writing
 from treetune.runs.entry import Entry
 from treetune.runs.index import INDEX, LONGEST_LINE, Damage, IndexWriter, key_of_trace, mend_index
 from treetune.runs.plain_files import UNREADABLE, bring_back, move_images, move_out, open_to_append, read_regular
@@ -43,6 +43,9 @@ GROWING = ("num_tasks", "num_rollouts")
 """The keys that may grow when a run is resumed."""
 
 _BLOCK = 1 << 16
+_writing = partial(
+    writing, remedy="free some space or pass another -o; what was written is kept, and --resume continues it"
+)
 
 R = TypeVar("R")
 
@@ -316,12 +319,3 @@ def name_run(*parts: str) -> Path:
 def slug(name: str) -> str:
     """Reduces a name to the characters that a folder name may have."""
     return re.sub(r"[^A-Za-z0-9.=_-]+", "-", name).strip("-")[-60:]
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        remedy = "free some space or pass another -o; what was written is kept, and --resume continues it"
-        raise StorageError(f"cannot write to {path}: {error.strerror or error}", remedy=remedy) from error

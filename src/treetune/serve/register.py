@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from treetune.errors import StorageError, TreetuneError, UsageError
+from treetune.errors import StorageError, TreetuneError, UsageError, writing
 from treetune.serve.access import Access, is_loopback
 from treetune.serve.http.transport import HttpTransport
 from treetune.serve.http.wire import HealthAnswer, HttpError, encode, read_body
@@ -139,10 +139,8 @@ class FolderRegister:
     def __init__(self, folder: Path) -> None:
         self.place = str(folder)
         self._folder = folder
-        try:
+        with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"{folder} cannot be a register: {error.strerror or error}") from error
 
     async def announce(self, entry: ServerEntry) -> None:
         """Adds a server, or renews its entry."""
@@ -158,11 +156,9 @@ class FolderRegister:
 
     def _write(self, entry: ServerEntry) -> None:
         part = self._folder / f"{_PART}{entry.id}"
-        try:
+        with writing(self._folder):
             part.write_bytes(msgspec.json.encode(entry) + b"\n")
             part.replace(self._folder / f"{entry.id}.json")
-        except OSError as error:
-            raise StorageError(f"cannot register in {self.place}: {error.strerror or error}") from error
 
     def _read_all(self) -> list[RegisteredServer]:
         try:

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from treetune.errors import StorageError, TreetuneError, UsageError
+from treetune.errors import TreetuneError, UsageError, writing
 from treetune.runs.run import Run
 from treetune.serve import encode
 from treetune.system.folders import write_atomically
@@ -170,11 +170,9 @@ def write_report(calls: Calls, path: Path, where: str = "", most_bytes: int = MO
     for shown in runs:
         kept.add(shown, most_bytes // len(runs))
     content = make_page(kept.answers())
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
     return ExportedReport(path, kept.rollouts, kept.of, len(content), kept.note)
 
 

@@ -35,7 +35,7 @@ from treetune.data.rows.row_codec import with_opening
 from treetune.data.rows.scorer import BY_RULE, ScoredBy, describe_environment, refuse_groups, scored_by
 from treetune.data.sources.files import take_within
 from treetune.data.sources.names import FileKind, kind_of, refuse_unwritable
-from treetune.errors import EmptyTasksetError, StorageError, TasksetError, UsageError, plural
+from treetune.errors import EmptyTasksetError, TasksetError, UsageError, plural, writing
 from treetune.system.hub import Card, check_repo, upload
 
 BATCH = 10_000
@@ -65,7 +65,7 @@ def write_file(
         problem = f"{format} does not read {path.suffix} files"
         raise UsageError(problem, remedy=f"name a file that ends in {' or '.join(rows_format.endings)}")
     write = write_parquet if kind_of(path) is FileKind.PARQUET else _write_json
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         # In the target folder, so that the file can be moved into place in one step.
         with tempfile.TemporaryDirectory(prefix=".treetune-", dir=path.parent) as folder:
@@ -76,8 +76,6 @@ def write_file(
             if check is not None:
                 check(written)
             os.replace(written, path)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
     return count
 
 
