@@ -25,7 +25,7 @@ _BESIDE = {"verdicts": ("verdicts/*/*", "verdicts of judges"), "runs": ("runs/*"
 
 @cache_app.command("list")
 def list_command(cache_dir: CacheDir = None, json: Json = False) -> None:
-    """List built files with their sizes, the last used first; also the verdicts of judges and the traces of other
+    """List built files with their sizes, most recently used first; also the verdicts of judges and the traces of other
     programs' runs."""
     cache = Cache(default_cache_dir(cache_dir))
     entries = cache.entries()

@@ -29,7 +29,7 @@ def compare_command(
     """Compare runs of the same tasks: which is better, by how much, and whether that could be chance.
 
     Tasks are paired. The difference is shown with its standard error and its p-value: the probability that chance alone
-    gives one as large.
+    gives a difference at least as large.
     """
     if len(runs) < 2:
         raise UsageError("only one run to compare", remedy="pass two: treetune compare runs/a runs/b")

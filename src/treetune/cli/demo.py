@@ -45,7 +45,8 @@ def demo_command(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Declare a task, draw it lazily, evaluate it with scripts, build it into parquet. Takes a minute and no network.
+    """Declare a task, draw it lazily, evaluate it with scripts, build it into parquet. It takes a minute and needs no
+    network.
 
     The task is in a file that you can change: run the demo again to see another result.
     """

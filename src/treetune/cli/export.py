@@ -165,7 +165,7 @@ def push_command(
     """Push tasks or a run to the hub, as a dataset that `load_dataset` reads, with a card.
 
     Tasks are first built as by `treetune build`; override keys with dots: --taskset.level 2. A run has a row for each
-    rollout, and its own files. The token is HF_TOKEN, or the one of `hf auth login`.
+    rollout, and its own files. The token comes from HF_TOKEN or `hf auth login`.
     """
     from treetune.cli.build import build_target
     from treetune.data.rows.writing import push_rows

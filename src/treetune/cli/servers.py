@@ -116,7 +116,7 @@ def probe_command(
     task_index: Annotated[
         int, option("The task to play; -1: the next in the server's order, which then advances.")
     ] = 0,
-    action: Annotated[str, option("The answer in each step.")] = "42",
+    action: Annotated[str, option("The action to send in each step.")] = "42",
     turns: Annotated[int, option("The maximum number of steps in the episode.", min=1)] = 3,
     timeout: Annotated[float, option("Timeout of each request, in seconds.")] = 30.0,
     json: Json = False,

@@ -54,7 +54,7 @@ def train_command(
     trust: options.Trust = False,
     json: Json = False,
 ) -> int:
-    """Train on any tasks: writes the trainer's data and config, and starts its own entry point in this Python.
+    """Train on any tasks: write the trainer's data and config, and start its own entry point in this Python.
 
     Keys of the trainer follow the TARGET in the trainer's own form (verl: trainer.save_freq=10; TRL:
     learning_rate=1e-5) and override the plan; the trainer rejects unknown keys. Keys of the TARGET: --taskset.level 2.

@@ -59,9 +59,7 @@ def validate_command(
     quick: Annotated[bool, option("Files: try only rules that do not read contents.", "--quick")] = False,
     tokenizer: options.Tokenizer = None,
     max_prompt_length: options.MaxPromptLength = None,
-    fix: Annotated[
-        Path | None, option("Files: write the rows, with everything fixed that is safe to fix.", metavar="OUT")
-    ] = None,
+    fix: Annotated[Path | None, option("Files: write the rows, with every safe fix applied.", metavar="OUT")] = None,
     force: Annotated[bool, option("Files: --fix may overwrite OUT.", "--force")] = False,
     json: Json = False,
 ) -> int:

@@ -17,11 +17,11 @@ def verify_weights_command(
     trainer: Annotated[str, typer.Argument(help=f"{', '.join(CASES)}.")],
     json: Json = False,
 ) -> int:
-    """Verify that an episode counts once in a trainer, also if it is several training rows.
+    """Verify that an episode counts once in a trainer, even if it becomes several training rows.
 
     Episodes of a tiny model pass through the trainer's own functions, in one row each and cut into several, in each of
-    its losses. Shown is the relative error of the gradient, and the number of optimizer steps. Run it in the
-    environment of the trainer. Exits with 1 if a loss counts rows.
+    its losses. The table shows the relative error of the gradient, and the number of optimizer steps. Run it in the
+    environment of the trainer. The exit code is 1 if a loss counts rows.
     """
     results = list(verify_weights(trainer))
     passed = all(result.passed for result in results)

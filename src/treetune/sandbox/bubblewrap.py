@@ -103,7 +103,7 @@ class Launcher(msgspec.Struct, frozen=True):
     parent: CgroupParent | None = None
     """The parent of its cgroups, which count the memory of all processes together."""
     looks: bool = True
-    """Whether Treetune may inspect its processes, which counts memory without a cgroup."""
+    """Whether Treetune may inspect its processes, to count their memory without a cgroup."""
     own_users: bool = False
     """Whether a shell has its own range of users including root; otherwise it has a single user, which is root
     inside."""

@@ -115,7 +115,7 @@ async def receive(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
     """Read one answer of the runner. The inside of a sandbox is not trusted: anything invalid raises ValueError."""
     header = json.loads(await reader.readline() or b"-")
     if not isinstance(header, dict) or not isinstance(size := header.get("size"), int) or not 0 <= size <= FILE_BYTES:
-        raise ValueError("no answer of the runner")
+        raise ValueError("no answer from the runner")
     return header, await reader.readexactly(size)
 
 
