@@ -248,7 +248,7 @@ async def _in_another_process(
     report.facts["played_again_in"] = f"this process, and {len(played)} of them in another"
     for subject, found in zip(sample.subjects, prints, strict=True):
         if found != fingerprint(subject.task):
-            tasks.setdefault(subject.idx, "made in another process, with another hash seed, it differs")
+            tasks.setdefault(subject.idx, "it differs if it is made in another process, with another hash seed")
     for subject, result in zip(played, results, strict=True):
         if result is not None:
             _compare(subject, result[0], result[1], "in another process", rewards, shown)

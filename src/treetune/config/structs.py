@@ -48,7 +48,7 @@ def declared_values(config: Any, kind: Any) -> dict[str, list[str]]:
 
 
 def map_declared(value: Any, hint: Any, change: Callable[[Any, str], str]) -> Any:
-    """A config value of this type with the files, code and models that it names changed: `change` receives the declared
+    """Change the files, code and models that a config value of this type names: `change` receives the declared
     type of a name, and the name. A type with several forms has a `struct_of` that returns the struct."""
     if get_origin(hint) is list and isinstance(value, list):
         return [map_declared(item, get_args(hint)[0], change) for item in value]

@@ -36,7 +36,7 @@ class SandboxUnavailable(TreetuneError, code="no-sandbox"):
 
 class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seconds: Annotated[float, msgspec.Meta(gt=0)] = 10.0
-    """Seconds from the command's start. Waiting counts by the clock, working by processor time, with at most ten times
+    """Seconds from the command's start: clock time while it waits, processor time while it works, but at most ten times
     as much clock time. So load on the machine does not decide whether a command finishes in time."""
     memory_mb: Annotated[int, msgspec.Meta(ge=16)] = 512
     """Memory in MB. A process that asks for more gets an error (`MemoryError`). Processes that together exceed
