@@ -11,16 +11,20 @@ from contextlib import asynccontextmanager
 from itertools import islice
 
 import doors
+import paid_turns
 import pytest
+from chat_templates import Letters, forgets_thoughts
 from command_line import ROOT
 from kinds import CONTRACTS, KINDS, TARGETS, write_targets
 from serve_process import serve
 
 from treetune import Contract, run_rollout
+from treetune.chat.tokens import ChatTokens, Tokens
 from treetune.cli.listing import TRAINERS, ContractKind, TargetKind, TaskKind, as_text, cells
-from treetune.core.policy import Completion
+from treetune.core.policy import Completion, Policy
 from treetune.data.rows.reading import read_rows
 from treetune.models.scripted import Replay
+from treetune.play.host import LocalHost
 from treetune.serve.errors import ServeError
 from treetune.serve.host import ModelsConfig
 from treetune.serve.http import HttpConfig
@@ -237,6 +241,45 @@ def test_an_episode_of_more_than_ten_turns_pays_each_of_them_everywhere(contract
         assert doors.play(door, "contracts_of.py:Climbs", 0, said) == paid, door
     trace = play_here("contracts_of.py:Climbs", said)
     assert ([turn.reward for turn in trace.turns], trace.outcome) == (paid, "truncated")
+
+
+@pytest.mark.parametrize("rewrites", ["keep", "split"])
+def test_a_rollout_counts_once_and_turns_keep_their_rewards_where_nothing_is_trained(contracts, rewrites):
+    """Also a rollout of several sequences, whose chat template rewrites history."""
+    assert cells_of(ContractKind.ONCE) == {*PLACES, *TRAINERS}
+    assert cells_of(ContractKind.TURN_CREDIT) == {*PLACES, *TRAINERS} - {"verifiers"}
+    tokenizer = Letters(forgets_thoughts)
+    chat = ChatTokens(tokenizer, rewrites=rewrites)
+
+    class Thinks(Policy):
+        name = "thinks"
+
+        async def complete(self, request):
+            text = ("<think>hm</think>up", "up", "no")[min(request.turn, 2)]
+            prompt = chat.next_prompt(request.messages, request.tokens or Tokens())
+            ids = [*(token for letter in text for token in tokenizer(letter)["input_ids"]), tokenizer.eos_token_id]
+            message = chat.read(prompt, ids, request.turn)
+            return Completion(text, message, "stop", None, prompt.ids, ids, [-1.0] * len(ids), prompt)
+
+    async def play():
+        host = await LocalHost.open(load_taskset("contracts_of.py:Climbs"), lambda *_: Thinks())
+        return await host.run_group(await host.sample(0), 2)
+
+    traces = asyncio.run(play())
+    assert [len(trace.tokens.sequences) for trace in traces] == [1 + (rewrites == "split")] * 2
+    paid = [0.0, 1.0, *[0.0] * 10]
+    assert [[turn.reward for turn in trace.turns] for trace in traces] == [paid, paid]
+    assert [trace.reward for trace in traces] == [1.0, 1.0]
+    spans = [span.turn for sequence in traces[0].tokens.sequences for span in sequence.spans]
+    assert spans == list(range(12))
+
+
+def test_credit_by_turn_is_refused_where_an_episode_has_one_advantage(folder, treetune):
+    paid_turns.write(folder)
+    said = cells()["contract"][ContractKind.TURN_CREDIT]["verifiers"]
+    result = treetune(*command("export", "paid_turns_tasks.py:ByTurn"))
+    assert (result.code, said in result.err) == (2, True), result.err
+    assert treetune(*command("export", "paid_turns_tasks.py:ByOutcome")).code == 0
 
 
 def test_the_discount_is_in_traces_and_is_declared_by_the_doors_that_have_a_field_for_it(contracts):

@@ -10,6 +10,7 @@ import pytest
 import slime_runs
 import venvs
 
+from treetune.cli.listing import ContractKind, cells
 from treetune.errors import CreditError
 from treetune.trainers import weights
 from treetune.trainers.weights import CUTS, Case, Outcome
@@ -74,11 +75,15 @@ TRAINERS = {
     "slime": (venvs.SKYRL, 10, [slime_runs.SOURCE, SUPPORT / "megatron_stand_in"]),
 }
 """The environment, how many losses are verified, and what is on the path besides."""
+NAMES = {"verl": "verl", "skyrl": "SkyRL", "slime": "slime"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_an_episode_counts_once_in_a_real_trainer(trainer):
+    """The cells of the matrix."""
+    contract = cells()["contract"]
+    assert all(contract[kind][NAMES[trainer]] is True for kind in (ContractKind.ONCE, ContractKind.TURN_CREDIT))
     if trainer == "slime" and not slime_runs.SOURCE:
         pytest.skip("needs slime's source: TREETUNE_TEST_SLIME")
     environment, losses, path = TRAINERS[trainer]

@@ -25,7 +25,7 @@ from treetune.errors import TreetuneError, format_error
 from treetune.models import SPELLINGS
 from treetune.system.screen import Screen
 from treetune.tasksets.target import NEEDS_TASKS
-from treetune.trainers.verifiers import ALREADY_THERE
+from treetune.trainers.verifiers import ALREADY_THERE, ONE_ADVANTAGE
 
 
 def list_command(
@@ -175,6 +175,8 @@ class ContractKind(StrEnum):
 
     MANY_TURNS = "more than 10 turns"
     TURN_REWARDS = "rewards by turn"
+    ONCE = "one rollout counts once"
+    TURN_CREDIT = "credit by turn"
     DISCOUNT = "discount"
     GROUP_SCORE = "group score"
     METRICS = "own metrics"
@@ -223,6 +225,7 @@ def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
         (TaskKind.IMAGES, "slime"): NO_IMAGES,
     }
     lost = {(ContractKind.TURN_REWARDS, place): ONE_REWARD for place in TRAINERS if place not in ("verl", "SkyRL")}
+    lost[ContractKind.TURN_CREDIT, "verifiers"] = ONE_ADVANTAGE
     alone = (*(door for door in DOORS if door != "ZMQ"), "SkyRL", "AReaL", "slime", "verifiers")
     lost |= {(ContractKind.GROUP_SCORE, place): SCORED_ALONE for place in alone}
     lost |= {(ContractKind.DISCOUNT, place): NO_DISCOUNT for place in ("MCP", "OpenEnv", "ORS")}

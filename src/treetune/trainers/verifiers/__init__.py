@@ -7,6 +7,6 @@
 TARGET is one of its environments.
 """
 
-from treetune.trainers.verifiers.package import ALREADY_THERE, ExportedPackage, export_package
+from treetune.trainers.verifiers.package import ALREADY_THERE, ONE_ADVANTAGE, ExportedPackage, export_package
 
-__all__ = ["ALREADY_THERE", "ExportedPackage", "export_package"]
+__all__ = ["ALREADY_THERE", "ONE_ADVANTAGE", "ExportedPackage", "export_package"]

@@ -43,11 +43,13 @@ from treetune.core.contract import SCORED_ALONE
 from treetune.core.from_config import build_taskset, describe
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
-from treetune.errors import StorageError, UsageError, plural
+from treetune.errors import CreditError, StorageError, UsageError, plural
 from treetune.tasksets.target import read_target, refuse_server
 
 ALREADY_THERE = "is an environment of verifiers already"
 """The message of `export` for a TARGET that is already an environment of verifiers."""
+ONE_ADVANTAGE = "prime-rl gives an episode one advantage"
+"""Why turns cannot be credited there."""
 MARK = ".treetune-export.json"
 RESERVED = {
     "harbor", "nemo_gym", "openenv", "textarena", "bash", "browser_use", "claude_code", "codex", "hermes_agent",
@@ -200,6 +202,9 @@ def check_playable(taskset: Taskset[Any, Any], tasks: Iterable[Task] = ()) -> No
 def check_task(taskset: Taskset[Any, Any], task: Task) -> None:
     if taskset.scores_group_of(task):
         raise _refuse_group(taskset)
+    if taskset.contract_of(task).turn_credit[0] == "turn":
+        remedy = "declare credit: outcome, or train with verl, SkyRL, TRL, slime or AReaL"
+        raise CreditError(f"{taskset.name} declares credit: turn, but {ONE_ADVANTAGE}", remedy=remedy)
     if begins_answer(task.messages):
         raise UsageError(
             f"task {task.idx} of {taskset.name} begins the answer, but a model behind verifiers cannot continue it",
