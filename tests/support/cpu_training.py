@@ -55,7 +55,7 @@ VERL_ON_CPU = {
     "actor_rollout_ref.rollout.free_cache_engine": False,
     "+actor_rollout_ref.rollout.enable_sleep_mode": False,
     "actor_rollout_ref.rollout.max_model_len": 256,
-    "actor_rollout_ref.rollout.max_num_batched_tokens": 512,
+    "actor_rollout_ref.rollout.max_num_batched_tokens": 4096,  # all prompts whole: vLLM cannot undo a draw on a CPU
     "actor_rollout_ref.rollout.max_num_seqs": 16,
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 8,
     "actor_rollout_ref.rollout.calculate_log_probs": True,
@@ -138,8 +138,9 @@ class CpuTraining:
             )
         lines = map(json.loads, logger.read_text().splitlines())
         steps_seen = {line["step"]: line["data"] for line in lines if "critic/score/mean" in line["data"]}
+        run = self.work / options[1] if options[:1] == ("-o",) else self.run("verl", task)
         for number, step in steps_seen.items():
-            rows = (self.run("verl", task) / "rollouts" / f"{number}.jsonl").read_text().splitlines()
+            rows = (run / "rollouts" / f"{number}.jsonl").read_text().splitlines()
             step["rollouts"] = [json.loads(row) for row in rows]
             step["reward"] = step["critic/score/mean"]
         return list(steps_seen.values())

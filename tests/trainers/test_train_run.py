@@ -170,3 +170,15 @@ def test_a_checkpoint_is_written_at_each_tenth_of_the_steps(planned, trainer, ke
     config = planned(trainer, "Doubles", "--steps", "40", *more)["config"]
     for key in keys:
         assert float(config[key]) == value
+
+
+def test_verl_continues_from_the_newest_step_that_was_logged(planned, started):
+    run = started("verl")  # whose newest checkpoint is that of step 4
+    for step in (2, 3, 4, 5):
+        (run / "checkpoints" / f"global_step_{step}").mkdir()
+    (run / "rollouts").mkdir()
+    for step in (1, 2, 3, 5):  # it was killed while it validated step 4; step 5 was taken before it was resumed
+        (run / "rollouts" / f"{step}.jsonl").touch()
+    config = planned("verl", "Doubles", "--resume")["config"]
+    assert config["trainer.resume_mode"] == "resume_path"
+    assert config["trainer.resume_from_path"] == str(run / "checkpoints/global_step_3")

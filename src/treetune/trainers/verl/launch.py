@@ -46,6 +46,7 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     prompts = lengths.prompt_limit(LENGTH) or LENGTH
     longer = count_longer(lengths, launch.paths(files, "train"), request.model, prompts)
     logs = request.log_to("wandb", "mlflow", "tensorboard")
+    resumed = find_complete(run) if run.resume else None
     start = "validate at the start" + " only" * run.resume
     planned: dict[str, Setting] = {
         "data.train_files": Setting(launch.paths(files, "train"), "the tasks"),
@@ -71,7 +72,11 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "trainer.test_freq": Setting(every if validates else -1, tenth if validates else "no validation"),
         "trainer.save_freq": Setting(every, f"{tenth}, and the end"),
         "trainer.default_local_dir": Setting(str(run.checkpoints), "only the checkpoints of this training"),
-        "trainer.resume_mode": Setting("auto" if run.resume else "disable", "only --resume continues a training"),
+        "trainer.resume_mode": Setting(
+            "disable" if not run.resume else "auto" if resumed is None else "resume_path",
+            "only --resume continues a training",
+        ),
+        "trainer.resume_from_path": Setting(resumed, "the newest checkpoint of a step that was validated and logged"),
         "trainer.rollout_data_dir": Setting(str(run.rollouts), "each step's rollouts, for `treetune view`"),
         "trainer.validation_data_dir": Setting(str(run.validation), "each validation's rollouts"),
         "trainer.logger": Setting(["console", *logs], "--log" if logs else "no account is needed"),
@@ -113,6 +118,17 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         saved="checkpoints/global_step_{step}",
         watched=reasons["trainer.rollout_data_dir"] != launch.AS_SET,
     )
+
+
+def find_complete(run: TrainRun) -> str | None:
+    """Return the newest checkpoint whose step has rollouts: verl validates and writes them after it has saved. None if
+    there is none in the run folder."""
+    newest = run.checkpoints / "latest_checkpointed_iteration.txt"
+    last = int(newest.read_text()) if newest.exists() else 0
+    saved = {int(place.name.rpartition("_")[2]): str(place) for place in run.checkpoints.glob("global_step_*")}
+    written = {int(file.stem) for file in run.rollouts.glob("*.jsonl")}
+    complete = [step for step in saved.keys() & written if step <= last]
+    return saved[max(complete)] if complete else None
 
 
 def read_defaults(config: Mapping[str, str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from uuid import uuid4
@@ -25,6 +25,7 @@ from pydantic import PrivateAttr
 
 from treetune.chat.tokens import ChatTokens, Rewrites, TokenSequence
 from treetune.config.structs import convert
+from treetune.core.order import derive_seed
 from treetune.data.rows.formats import task_to_score
 from treetune.errors import MissingExtraError, UsageError
 from treetune.serve import ServeError
@@ -132,7 +133,18 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
             timeout=self.settings.model_timeout,
             request_id=f"det-{priority or 0}" if config.get("full_determinism") else None,
             priority=priority,
+            seed_of=self._seed_of(row),
         )
+
+    def _seed_of(self, row: Mapping[str, Any]) -> Callable[[int], int] | None:
+        """Return the function that gives the seed of each call, for engines that take one."""
+        if not self.settings.seeded or self.rollout_config.name != "vllm":
+            return None
+        # The v0 trainer names neither the step nor the rollout, but `priority` is the place of the row in its batch.
+        places = [row.get(key) for key in ("index", "global_steps", "session_id", "priority")]
+        rollout = "/".join(map(str, [(row.get("extra_info") or {}).get("uid"), *places]))
+        seed = int(self.rollout_config.get("seed") or 0)
+        return lambda number: derive_seed(seed, f"{rollout}/{number}")
 
     async def _play(self, calls: ModelCalls, row: Mapping[str, Any], v1: bool) -> TokenEpisode:
         settings, extra, source = self.settings, row.get("extra_info") or {}, row.get("data_source")

@@ -41,6 +41,9 @@ class LoopConfig(EpisodeSettings, frozen=True, kw_only=True, forbid_unknown_fiel
     """Seconds for one model call; a call that takes longer has failed."""
     attempts: Annotated[int, msgspec.Meta(ge=1)] = 2
     """How often an episode is started in all, if it fails for a reason other than the model."""
+    seeded: bool = True
+    """Whether each call of vLLM has a seed, so that a resumed training samples what it would have sampled. It follows
+    from `actor_rollout_ref.rollout.seed`, the task, the step, the rollout and the call."""
     on_failure: Literal["mask", "drop", "raise"] = "mask"
     """How an episode is handled that failed every time. `mask`: a sample that trains nothing. `drop`: no sample, which
     only verl's v1 trainer accepts. `raise`: the error goes to the trainer."""
@@ -57,12 +60,15 @@ class ModelCalls:
         timeout: float | None = None,
         request_id: str | None = None,
         priority: int | None = None,
+        seed_of: Callable[[int], int] | None = None,
     ) -> None:
         """`request_id` names the episode if a run must be repeatable; otherwise each attempt has its own. `timeout`
-        applies to one call, in seconds."""
+        applies to one call, in seconds. `seed_of` gives the seed of each call by its number, also across
+        attempts: another attempt may take other answers."""
         self._generate, self._params = generate, sampling_params
         self._prompt_length, self._response_length = prompt_length, response_length
         self._timeout, self._given_id = timeout, request_id
+        self._seed_of, self._number = seed_of, 0
         self._further = {} if priority is None else {"priority": priority}
         self.begin()
 
@@ -86,14 +92,17 @@ class ModelCalls:
         if self._longest is None:
             self._longest = len(ids) + self._response_length
         room = self._longest - len(ids)
-        limits = {"max_tokens": min(room, self._params.get("max_tokens") or room)}
+        own = {"max_tokens": min(room, self._params.get("max_tokens") or room)}
+        if self._seed_of is not None:
+            own["seed"] = self._seed_of(self._number)
+            self._number += 1
         began = time.perf_counter()
         try:
             async with asyncio.timeout(self._timeout):
                 said = await self._generate(
                     request_id=self._request_id,
                     prompt_ids=ids,
-                    sampling_params={**self._params, **limits},
+                    sampling_params={**self._params, **own},
                     **self._further,
                 )
         except TimeoutError:
