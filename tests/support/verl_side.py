@@ -45,6 +45,8 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
 from verl.workers.rollout.replica import TokenOutput
 
+from treetune.trainers.verl.config import MANAGER
+from treetune.trainers.verl.loop import EpisodeManager
 from treetune_verl.tasks import get_dataset_paths
 
 TOLD = ("turn_scores", "turn_credit", "min_global_steps", "max_global_steps")
@@ -198,6 +200,7 @@ class Loops:
                 "+trainer.v1.treetune_joined=true",
                 "actor_rollout_ref.rollout.name=vllm",
                 f"actor_rollout_ref.rollout.agent.agent_loop_config_path={request['loops']}",
+                f"+actor_rollout_ref.rollout.agent.agent_loop_manager_class={MANAGER}",
                 "actor_rollout_ref.rollout.calculate_log_probs=true",
                 "actor_rollout_ref.rollout.prompt_length=2000",
                 f"actor_rollout_ref.rollout.response_length={request.get('response_length', 3000)}",
@@ -209,7 +212,8 @@ class Loops:
         self.engine = Scripted(str(folder), request["model"])
         tq.init(self.config.transfer_queue)
         # Both at once: to start one takes most of the time of all runs.
-        self.worker_v0 = ray.remote(AgentLoopWorker).remote(self.config, self.engine)
+        self.manager_v0 = EpisodeManager(self.config, self.engine)
+        self.manager_v0.agent_loop_workers = [ray.remote(AgentLoopWorker).remote(self.config, self.engine)]
         self.worker_v1 = AgentLoopWorkerTQ.remote(self.config, self.engine)
 
     def run(self, number: int, run: dict[str, Any]) -> dict[str, Any]:
@@ -241,7 +245,8 @@ class Loops:
 
     def v0(self, rows: list[dict[str, Any]], run: dict[str, Any]) -> list[dict[str, Any]]:
         batch = self.batch(rows, run)
-        return self.read_batch(ray.get(self.worker_v0.generate_sequences.remote(batch), timeout=400))
+        batch.meta_info["global_steps"] = run["name"]  # each run is a step of its own
+        return self.read_batch(self.manager_v0.generate_sequences(batch))
 
     def here(self, rows: list[dict[str, Any]], run: dict[str, Any]) -> Any:
         """In this process, and cancelled after a while where the run says so."""

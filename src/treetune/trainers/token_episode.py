@@ -39,7 +39,7 @@ class Hooks:
     FOREIGN: ClassVar[Contract] = Contract()
     """The contract of episodes on servers that declare none."""
 
-    TURN_REWARDS: ClassVar[bool] = False
+    TURN_REWARDS: bool = False
     """Whether the trainer gets the reward of each turn."""
 
     def __init__(self, max_turns: int | None = None, turn_discount: float | None = None) -> None:

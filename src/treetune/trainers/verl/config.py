@@ -34,6 +34,10 @@ from treetune.trainers.verl.several_rows import check_rows, use_trainer
 Agents = Mapping[str, Sequence[str] | None]
 LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 """The key of a verl config for the YAML file of its agent loops."""
+MANAGERS = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+"""The key for the class that collects what agent loops played."""
+MANAGER = "treetune.trainers.verl.loop.EpisodeManager"
+"""The one for verl's v0 trainer."""
 DEFAULT_LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 """The agent loop of rows that name none."""
 
@@ -145,6 +149,8 @@ def play_by_tasks(config: Any, cache_dir: str | Path | None = None) -> Any:
         set_value(config, DEFAULT_LOOP, LOOP)
     check_rows(config, rewrites=settings.get("rewrites"))
     use_trainer(config)
+    if get_value(config, "trainer.use_v1") is False and get_value(config, MANAGERS) is None:
+        set_value(config, MANAGERS, MANAGER)
     return config
 
 

@@ -18,7 +18,7 @@ from treetune.trainers import launch
 from treetune.trainers.launch import Files, Launch, Setting, TargetTasks, TrainRequest
 from treetune.trainers.lengths import count_longer, measure
 from treetune.trainers.train_run import TrainRun, describe_interval, interval
-from treetune.trainers.verl.config import DEFAULT_LOOP, LOOPS, SETTINGS, write_loops
+from treetune.trainers.verl.config import DEFAULT_LOOP, LOOPS, MANAGER, MANAGERS, SETTINGS, write_loops
 from treetune.trainers.verl.reward import OURS, leaves_scoring
 from treetune.trainers.verl.several_rows import MODE, MODULES, check_rows, trainer_settings
 
@@ -89,6 +89,8 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         planned["reward.custom_reward_function.name"] = Setting("compute_score", why)
     if loop:
         loops = str(write_loops(settings, OmegaConf.select(given, LOOPS)))
+        if OmegaConf.select(given, "trainer.use_v1") is False:
+            planned[f"+{MANAGERS}"] = Setting(MANAGER, "the own metrics and rewards of turns, for verl's v0 trainer")
         planned[LOOPS] = Setting(loops, "the tasks' episodes may have several turns or tools")
     if silent or (not named and settings):
         why = "the tasks do not say whether they have several turns" if silent else "your settings of our agent loop"

@@ -21,6 +21,7 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
+import numpy as np
 from pydantic import PrivateAttr
 
 from treetune.chat.tokens import ChatTokens, Rewrites, TokenSequence
@@ -32,11 +33,18 @@ from treetune.serve import ServeError
 from treetune.trainers.episodes import is_misuse, share_episodes
 from treetune.trainers.single_turn import read_scored_by
 from treetune.trainers.token_episode import FailureLog, Hooks, TokenEpisode, play_episode
+from treetune.trainers.verl.config import MANAGER
 from treetune.trainers.verl.rollouts import EpisodeScore, LoopConfig, ModelCalls, PromptGroups
 from treetune.trainers.verl.several_rows import check_trainer, check_turns, why_not_joined
 
 try:
-    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+    from verl.experimental.agent_loop.agent_loop import (
+        AgentLoopBase,
+        AgentLoopManager,
+        AgentLoopMetrics,
+        AgentLoopOutput,
+    )
+    from verl.utils.ray_utils import auto_await
 except ImportError as error:
     raise MissingExtraError(f"verl's agent loops cannot be imported: {error}", remedy="install verl 0.9.1") from error
 
@@ -44,12 +52,14 @@ groups = PromptGroups()
 _obstacles: dict[int, str | None] = {}
 """By config: a worker has one."""
 failures = FailureLog(logging.getLogger("treetune.verl"))
+EXTRAS = "extras"
+"""The column from the workers of the v0 trainer to `EpisodeManager`, which verl's workers have too."""
 MOST_LOST = 64
 """After this many failures without a played episode, the failure is raised, because nothing can be played."""
 
 
 class EpisodeOutput(AgentLoopOutput):  # type: ignore[misc]
-    """A sample whose reward the v1 trainer gets turn by turn, and the v0 trainer as a whole, at the last token."""
+    """A sample whose reward the trainer gets turn by turn."""
 
     _rewards: dict[int, float] = PrivateAttr(default_factory=dict)
     """The rewards of the turns, by the place of their last sampled token in the response."""
@@ -77,7 +87,6 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
     """verl creates one per row. A subclass may override the hooks: the model's observation, the action of its answer,
     and its reward."""
 
-    TURN_REWARDS = True
     played = 0
     """Episodes that this process played to the end."""
 
@@ -91,6 +100,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         """Return the sample of an episode, or several if history was rewritten and the trainer accepts them."""
         on_failure, v1 = self.settings.on_failure, "session_id" in row
+        self.TURN_REWARDS = v1 or self.rollout_config.agent.get("agent_loop_manager_class") == MANAGER
         with groups.join(str(row.get("uid") or uuid4().hex)) as member:
             calls = self._calls(sampling_params, row)
             played = await self._play(calls, row, v1)
@@ -204,6 +214,8 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
             output = self._sample(sequence, given, logprobs, ended.reward, 2 * played.turns, calls, fields)
             if len(spans) == len(rewards):
                 output.place_rewards(spans, rewards)
+            if not v1:
+                output.extra_fields[EXTRAS] = (played.metrics, output._rewards)
             if routed is not None:
                 output.routed_experts = routed[: given + len(output.response_ids)]
             outputs.append(output)
@@ -254,6 +266,33 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
             metrics=AgentLoopMetrics(**timing, num_preempted=-1 if calls.preempted is None else calls.preempted),
             extra_fields={"tool_rewards": [], **fields},
         )
+
+
+class EpisodeManager(AgentLoopManager):  # type: ignore[misc]
+    """The manager of verl's v0 trainer, which adds what its workers cannot write: metrics that only some samples have,
+    and rewards of turns."""
+
+    _step: Any = None
+    _names: tuple[str, ...] = ()
+    """The names of the metrics of this step. verl wants the same ones in all batches of a validation."""
+
+    @auto_await  # type: ignore[untyped-decorator]
+    async def generate_sequences(self, prompts: Any) -> Any:
+        output = await super().generate_sequences(prompts)
+        columns, meta = output.non_tensor_batch, output.meta_info
+        extras: list[tuple[dict[str, float], dict[int, float]]] = [each or ({}, {}) for each in columns.pop(EXTRAS)]
+        if (step := (prompts.meta_info.get("global_steps"), prompts.meta_info.get("validate"))) != self._step:
+            named = {name for metrics, _ in extras for name in metrics} - {*columns, *prompts.non_tensor_batch}
+            self._step, self._names = step, tuple(sorted({*self._names, *named}))
+        for name in self._names:
+            columns[name] = np.array([metrics.get(name) for metrics, _ in extras], dtype=object)
+        meta["reward_extra_keys"] = [*meta.get("reward_extra_keys", ()), *self._names]
+        for scores, (_, rewards) in zip(output.batch["rm_scores"], extras, strict=True):
+            if rewards:
+                scores[:] = 0.0
+            for at, reward in rewards.items():
+                scores[at] = reward
+        return output
 
 
 def _is_setting(key: str, value: Any) -> bool:
