@@ -26,6 +26,7 @@ import sides
 import task_servers
 import tool_shop
 import torch
+import yaml
 from areal.api import ModelResponse, RolloutWorkflow
 from areal.api.cli_args import GenerationHyperparameters, InferenceEngineConfig
 from areal.infra.remote_inf_engine import GroupedRolloutWorkflow
@@ -45,10 +46,11 @@ from treetune.sandbox import probe
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.routes import HttpDoor
 from treetune.tasksets.target import load_taskset
-from treetune.trainers import areal
+from treetune.trainers import areal, launch
 from treetune.trainers.areal import TaskServerWorkflow, tensors
 from treetune.trainers.areal import __main__ as starting
 from treetune.trainers.areal.alias import write_alias
+from treetune.trainers.areal.launch import CONFIG, read_defaults
 from treetune.trainers.areal.workflow import log as workflow_log
 from treetune.trainers.credit import turn_advantages
 
@@ -219,6 +221,22 @@ def test_the_command_takes_a_turn_limit_and_a_discount_of_the_users(tokenizer, m
         planned = sides.plan("areal", minimal[0], tmp_path / "model", *own, num_tasks=4)
         starting.run(planned["command"][3:])
     assert [trajectory["rewards"].item() for trajectory in played] == [pytest.approx(0.81), 0.0]
+
+
+def test_a_key_that_only_areals_own_class_has_is_taken_and_an_unknown_one_is_refused(tokenizer, tmp_path, monkeypatch):
+    tokenizer.save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    known = launch.flatten(read_defaults({}))
+    planned = sides.plan(
+        "areal", "arithmetic", tmp_path / "model", "gconfig.top_p=0.5", "actor.kl_ctl=0.1", num_tasks=4
+    )
+    words = planned["command"][planned["command"].index("--config") :]
+    assert "gconfig.top_p" in known
+    assert "top_p" not in yaml.safe_load(CONFIG.read_text())["gconfig"]
+    config = starting.read_config(words)
+    assert (config.gconfig.top_p, config.actor.kl_ctl) == (0.5, 0.1)
+    with pytest.raises(Exception, match="top_q"):
+        starting.read_config([*words, "gconfig.top_q=0.5"])
 
 
 def test_hooks_replace_what_they_say(tokenizer, minimal):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -124,10 +125,11 @@ def read_arguments(arguments: Sequence[str]) -> tuple[TrainRequest, list[str]]:
 
 
 def read_config(words: Sequence[str]) -> Any:
-    """Read AReaL's config with its own loader, which refuses unknown keys here."""
+    """Read AReaL's config with its own loader, which refuses keys that AReaL does not have. Our file lacks most of the
+    others, so each is added or overridden (hydra's `++`)."""
     from areal.api.cli_args import GRPOConfig, load_expr_config
 
-    config, _ = load_expr_config(list(words), GRPOConfig)
+    config, _ = load_expr_config([re.sub(r"^(?=\w[\w.]*=)", "++", word) for word in words], GRPOConfig)
     return config
 
 
