@@ -7,8 +7,10 @@ import json
 import pickle
 import re
 import statistics
+import sys
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 
 import paid_turns
 import pytest
@@ -29,8 +31,10 @@ from treetune.runs.discovery import open_run
 from treetune.serve import ServeError
 from treetune.tasksets.target import load_taskset
 from treetune.trainers.credit import turn_advantages
+from treetune.trainers.launch import TrainRequest, plan
 from treetune.trainers.rollout_log import RolloutLog
 from treetune.trainers.slime import log_evaluation, log_rollouts, samples
+from treetune.trainers.slime.launch import read_defaults
 
 SUMS = [
     {"prompt": [{"role": "user", "content": f"{n} + {n}?"}], "data_source": "sums", "env_class": "gsm8k_multi_turn",
@@ -783,6 +787,30 @@ def test_tasksets_become_files_that_slime_evaluates(folder, slime):
     assert len(Path(named[2].path).read_text().splitlines()) == 5
     with raises_code("usage", "guesses.py:Endless@[0:200]"):
         data_of(slime("sums.jsonl", eval_datasets=[dataset("guesses.py:Endless")])[0])
+
+
+def test_a_plan_is_checked_by_its_own_parsers_and_megatrons(folder, slime, monkeypatch):
+    slime("sums.jsonl")  # puts it on the path
+    others = SimpleNamespace(add_cli_args=lambda parser, **_: parser)
+    monkeypatch.setitem(sys.modules, "sglang.srt.server_args", SimpleNamespace(ServerArgs=others))
+    monkeypatch.setitem(sys.modules, "sglang_router.launch_router", SimpleNamespace(RouterArgs=others))
+    monkeypatch.setitem(sys.modules, "megatron.training.arguments", None)
+
+    def planned(*overrides):
+        return plan("slime", TrainRequest(target="guesses.py:Guesses", build=dict, overrides=overrides))
+
+    known = read_defaults({})
+    assert known.items() >= {"actor-num-gpus-per-node": 8, "colocate": False, "debug-rollout-only": False}.items()
+    planned("qk-layernorm=true").refuse_unknown(known)  # it may be Megatron's
+    megatron = SimpleNamespace(
+        add_megatron_arguments=lambda parser: [
+            parser.add_argument(f"--{name}") for name in ("save", "load", "global-batch-size", "save-interval", "lr")
+        ]
+    )
+    monkeypatch.setitem(sys.modules, "megatron.training.arguments", megatron)
+    planned("lr=1e-6").refuse_unknown(read_defaults({}))
+    with raises_code("usage", "num-rolout", "did you mean 'num-rollout'"):
+        planned("num-rolout=4").refuse_unknown(read_defaults({}))
 
 
 # Whole rollouts, which only the real slime has

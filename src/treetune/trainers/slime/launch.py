@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,6 +97,26 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         saved="checkpoints/iter_{before:07d}",
         command=[sys.executable, str(find_script()), *options(config)],
     )
+
+
+def read_defaults(config: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of slime's own parsers with their defaults, and Megatron's where it can be imported. Elsewhere
+    no option is unknown."""
+    from slime.backends.sglang_utils.arguments import add_sglang_arguments
+    from slime.utils import arguments
+
+    parser = ArgumentParser(add_help=False, conflict_handler="resolve")
+    known: dict[str, Any] = {key.replace("_", "-"): value for key, value in vars(arguments._pre_parse_mode()).items()}
+    try:
+        from megatron.training.arguments import add_megatron_arguments
+    except ImportError:
+        known[""] = None
+    else:
+        add_megatron_arguments(parser)
+    arguments.get_slime_extra_args_provider()(parser)
+    add_sglang_arguments(parser)
+    options = ((name, action) for action in parser._actions for name in action.option_strings)
+    return known | {name[2:]: action.default for name, action in options if name.startswith("--")}
 
 
 def write_settings(own: Mapping[str, Any], others: str | None) -> Path:
