@@ -327,6 +327,28 @@ def faults(request: dict[str, Any]) -> dict[str, str]:
     return told
 
 
+def checkpoints(request: dict[str, Any]) -> list[list[int]]:
+    """Which steps have a checkpoint after each step, if 3 are kept, and validations follow that earn `rewards`."""
+    allow_typed_dicts()
+    from skyrl.train.utils import trainer_utils
+
+    from treetune.trainers.skyrl.tasks import clean_up
+
+    trainer_utils.run_on_each_node = lambda nodes, work, *given: [work(*given) for _ in nodes]  # without a cluster
+    saved, validation = (Path(request["folder"]) / name for name in ("checkpoints", "validation"))
+    validation.mkdir()
+    keys = SimpleNamespace(ckpt_path=str(saved), max_ckpts_to_keep=3)
+    dispatch = SimpleNamespace(get_node_ids=lambda: ["one", "two"])
+    trainer, kept = SimpleNamespace(cfg=SimpleNamespace(trainer=keys), dispatch=dispatch), []
+    for step, reward in enumerate(request["rewards"], 1):
+        (saved / f"global_step_{step}" / "policy").mkdir(parents=True)
+        clean_up(trainer, validation)
+        kept.append(sorted(int(place.name.rpartition("_")[2]) for place in saved.iterdir()))
+        line = {"input": "1", "output": "2", "gts": None, "score": reward, "step": step}  # as verl writes it
+        (validation / f"{step}.jsonl").write_text(json.dumps(line) + "\n")
+    return kept
+
+
 def allow_typed_dicts() -> None:
     """SkyRL 0.3 gives pydantic a `typing.TypedDict`, which pydantic refuses before Python 3.12."""
     import typing
@@ -339,7 +361,7 @@ def allow_typed_dicts() -> None:
 def main(what: str, *files: str) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if what == "answer":
-        sides.answer(play_story, items, episodes, generated, config, kept, loader, faults)
+        sides.answer(play_story, items, episodes, generated, config, kept, loader, faults, checkpoints)
     else:
         asked, answer = map(Path, files)
         answer.write_text(json.dumps(globals()[what](json.loads(asked.read_text()))))

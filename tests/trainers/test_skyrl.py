@@ -584,3 +584,9 @@ def test_a_kind_of_task_that_the_matrix_gives_it_is_played(skyrl, treetune, tmp_
         for ((_, steps, _),) in skyrl("episodes", register=countdown, all=True, config={}, runs=runs)
     ]
     assert earned == [(1.0, True), (0.0, True)]
+
+
+def test_the_checkpoint_of_the_best_validation_outlives_newer_ones(skyrl, tmp_path):
+    kept = skyrl("checkpoints", folder=tmp_path, rewards=[0.1, 0.9, 0.3, 0.2, 0.4, 0.9, 0.5, 0.6, 0.7, 0.8])
+    assert kept[3:6] == [[2, 3, 4], [2, 3, 4, 5], [2, 4, 5, 6]]
+    assert kept[-1] == [6, 8, 9, 10]  # the last of the best

@@ -61,7 +61,7 @@ def count_written(run: TrainRun) -> Written:
 def read_result(launch: Launch, before: Written) -> TrainResult:
     """Read the result, and write it to the run folder. `before` is the count from the start of the training."""
     run = launch.run
-    rewards, validation = _read_curve(run.rollouts), _read_curve(run.validation)
+    rewards, validation = read_curve(run.rollouts), read_curve(run.validation)
     problem = None
     if launch.watched and count_written(run) == before:
         problem = "no step was taken"
@@ -76,7 +76,7 @@ def read_result(launch: Launch, before: Written) -> TrainResult:
     return result
 
 
-def _read_curve(folder: Path) -> Curve:
+def read_curve(folder: Path) -> Curve:
     place = find_run(folder)
     if place is None:
         return {}

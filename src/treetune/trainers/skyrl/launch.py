@@ -68,7 +68,8 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         "trainer.eval_before_train": Setting(validates and not run.resume, start if validates else "no validation"),
         "trainer.ckpt_interval": Setting(every, f"{tenth}, and the end of each epoch"),
         "trainer.max_ckpts_to_keep": Setting(
-            PARTS + 1 if epochs > PARTS else None, f"SkyRL also saves at the end of each of the {epochs} epochs"
+            PARTS + 1 if epochs > PARTS else None,
+            f"besides the best one; SkyRL also saves at the end of each of the {epochs} epochs",
         ),
         "trainer.ckpt_path": Setting(str(run.checkpoints), "only the checkpoints of this training"),
         "trainer.resume_mode": Setting("latest" if run.resume else "none", "only --resume continues a training"),

@@ -14,6 +14,7 @@ import shlex
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -41,9 +42,10 @@ from treetune.errors import ConfigError, CreditError, Faults, MissingExtraError,
 from treetune.play.given_tasks import GivenTasks
 from treetune.trainers.config import get_value, load_lists, set_value
 from treetune.trainers.launch import run_command
+from treetune.trainers.result import read_curve
 from treetune.trainers.skyrl.credit import TurnCredit, check_credit, give_credit, keep_turn_rewards
 from treetune.trainers.skyrl.gym import is_ours, register, registry
-from treetune.trainers.train_run import ROLLOUTS, RUN
+from treetune.trainers.train_run import ROLLOUTS, RUN, VALIDATION
 
 Names = str | Path | Sequence[str | Path]
 Tasks = Names | Mapping[str, Any] | None
@@ -123,8 +125,8 @@ def shell_words(overrides: list[str]) -> str:
 
 
 def _train(config: Any, specs: Mapping[str, Any], folder: str | None, credit: TurnCredit) -> None:
-    """The entry-point task: the same as SkyRL's own, with the environments registered, episodes counted once, and
-    rollouts written to the run folder."""
+    """The entry-point task: the same as SkyRL's own, with the environments registered, episodes counted once, rollouts
+    written to the run folder, and the checkpoint of the best validation kept."""
     from skyrl.train.entrypoints.main_base import BasePPOExp
 
     class Training(BasePPOExp):  # type: ignore[misc]
@@ -135,7 +137,10 @@ def _train(config: Any, specs: Mapping[str, Any], folder: str | None, credit: Tu
             return generator
 
         def get_trainer(self, *arguments: Any, **named: Any) -> Any:
-            return give_credit(super().get_trainer(*arguments, **named), credit)
+            trainer = give_credit(super().get_trainer(*arguments, **named), credit)
+            if folder is not None:
+                trainer._cleanup_old_checkpoints = partial(clean_up, trainer, Path(folder) / VALIDATION)
+            return trainer
 
     registry().update(specs)
     Training(config).run()
@@ -171,6 +176,29 @@ def writing_rollouts(generate: Any, tokenizer: Any, folder: Path) -> Any:
         return output
 
     return generate_and_write
+
+
+def clean_up(trainer: Any, validation: Path) -> None:
+    """Remove all checkpoints but the newest ones, and the one with the best validation, which SkyRL would remove."""
+    from skyrl.train.utils.trainer_utils import extract_step_from_path, list_checkpoint_dirs, run_on_each_node
+
+    folder, most = trainer.cfg.trainer.ckpt_path, trainer.cfg.trainer.max_ckpts_to_keep
+    saved = {extract_step_from_path(name): name for name in list_checkpoint_dirs(folder)}
+    if most < 0 or len(saved) <= most:
+        return
+    known = [(reward, step) for step, reward in read_curve(validation).items() if reward is not None and step in saved]
+    kept = {*sorted(saved)[-most:], *(step for _, step in sorted(known)[-1:])}
+    old = [name for step, name in saved.items() if step not in kept]
+    run_on_each_node(trainer.dispatch.get_node_ids(), remove_folders, folder, old)
+    remove_folders(folder, old)
+
+
+def remove_folders(folder: str, names: Iterable[str]) -> None:
+    from skyrl.backends.skyrl_train.utils.io import io
+
+    for path in (os.path.join(folder, name) for name in names):
+        if io.exists(path):  # on disks that nodes share, another may have been faster
+            io.remove(path)
 
 
 def missing_skyrl(error: ImportError) -> MissingExtraError:
