@@ -170,6 +170,7 @@ class Scripted:
         ids = ids[: sampling_params["max_tokens"]]
         logprobs = [-(turn + 1) - place / 1000 for place in range(len(ids))]
         call = {"request": request_id, "prompt": list(prompt_ids), "sampled": ids, "logprobs": logprobs}
+        call["seed"] = sampling_params.get("seed")
         with (self.folder / "calls.jsonl").open("a") as file:
             file.write(json.dumps(call) + "\n")
         fields = {"min_global_steps": 10 + turn, "max_global_steps": 20 + turn}

@@ -51,6 +51,20 @@ def test_an_episode_is_one_request_that_leaves_room_for_its_answers():
     assert "priority" not in asked[0]
 
 
+def test_each_call_has_a_seed_of_its_own_and_an_episode_that_is_played_again_others():
+    asked = []
+    calls = ModelCalls(engine(asked), {}, prompt_length=4, response_length=6, seed_of=lambda number: 100 + number)
+
+    async def main():
+        for _ in range(2):
+            calls.begin()
+            await calls.sample(Prompt([1]))
+            await calls.sample(Prompt([1, 7, 8]))
+
+    asyncio.run(main())
+    assert [call["sampling_params"]["seed"] for call in asked] == [100, 101, 102, 103]
+
+
 def test_the_versions_are_those_of_the_first_token_and_the_last():
     asked = []
     calls = calls_of(asked, min_global_steps=0, max_global_steps=10)

@@ -460,6 +460,13 @@ def test_the_trainer_gets_the_reward_of_each_turn_where_it_ended(played, worker)
         assert placed(short) == [0.5, -0.25]  # the last turn has what the discount changes: 1 / 4 in all
 
 
+@WORKERS
+def test_each_call_of_the_model_has_a_seed_of_its_own(played, worker):
+    seeds = [call["seed"] for name in ("a group", "gsm8k") for call in played.answers[f"{name} {worker}"]["calls"]]
+    assert None not in seeds
+    assert len(set(seeds)) == len(seeds) > 8
+
+
 def test_rollouts_of_a_task_are_scored_together_and_a_divided_group_is_refused(played):
     found = sorted(samples(played, "together v1"), key=lambda sample: sample["info"]["failed"])
     *scored, masked = found
