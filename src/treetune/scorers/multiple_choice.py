@@ -261,7 +261,7 @@ def _label_pattern(labels: tuple[str, ...]) -> re.Pattern[str]:
         words = rf"[{''.join(known)}](?<![^\W_].)(?<!\w[-/.].)" if known else "(?!)"
     else:
         words = rf"(?<![^\W_])(?<!\w[-/.])(?:{'|'.join(known)})"
-    return re.compile(rf"{words}(?![^\W_]|['’/+#-]\w|[+#]|\.\d|\s?=)", re.ASCII)
+    return re.compile(rf"{words}(?![^\W_]|['/+#-]\w|[+#]|\.\d|\s?=)", re.ASCII)
 
 
 option_reader = lru_cache(maxsize=4096)(OptionReader)
@@ -275,9 +275,9 @@ def _is_label(label: str, ahead: str, behind: str, in_list: bool) -> bool:
     if label in "AI" and _GOES_ON.match(behind):  # a word: `A city`, `I think`
         return False
     bare = ahead.rstrip(_QUOTES)
-    word = _BETWEEN_WORDS.split(bare)[-1].lower().replace("’", "'")
+    word = _BETWEEN_WORDS.split(bare)[-1].lower()
     if label.isdigit() or behind.startswith("%"):
-        return not bare or bare.endswith((":", "：")) or word in _BEFORE_NUMBER
+        return not bare or bare.endswith(":") or word in _BEFORE_NUMBER
     return not bare or in_list or word in _BEFORE_LABEL or bare.endswith(_BEFORE_LABEL_ASIAN)
 
 
@@ -286,26 +286,26 @@ def _is_part(text: str, begin: int, end: int) -> bool:
     before, after = text[begin - 1 : begin], text[end : end + 1]
     if (before.isalnum() and text[begin].isalnum()) or (after.isalnum() and text[end - 1].isalnum()):
         return text[begin].isascii() and before < "\u2e80" and after < "\u2e80"
-    number = text[begin].isdigit() and bool(before) and before in "-−./"
+    number = text[begin].isdigit() and bool(before) and before in "-./"
     return number or (text[end - 1].isdigit() and after in ".," and text[end + 1 : end + 2].isdigit())
 
 
-_DRESS = " \t*_`\"'“”‘’.,:;)(]["
-_QUOTES = " \t*_`\"'“”‘’([{:$>#"
+_DRESS = " \t*_`\"'.,:;)(]["
+_QUOTES = " \t*_`\"'([{:$>#"
 _SMALL = frozenset("the an is it no not or and of in to".split())
 _GOES_ON_NAME, _GOES_ON_SMALL = re.compile(" [A-Z][a-z]"), re.compile(r"\s\w")
-_BETWEEN_WORDS = re.compile(r"\s|(?<!t)['’]")
+_BETWEEN_WORDS = re.compile(r"\s|(?<!t)'")
 _HEAD = re.compile(
-    r"[\s*_`\"'“‘$>#-]*(?:(?:option|choice|answer|letter|antwort|réponse|opción|the|la|el|die|le|选项|选)\b[\s*_:]*|选项?)*"
+    r"[\s*_`\"'$>#-]*(?:(?:option|choice|answer|letter|antwort|réponse|opción|the|la|el|die|le|选项|选)\b[\s*_:]*|选项?)*"
     r"(?:[(\[]|\\text\{)?"
-    r"[*_\"']*([A-Za-z0-9]{1,3})(?![A-Za-z0-9'’/+#])[*_\"']*[)\]}]?[*_]*",
+    r"[*_\"']*([A-Za-z0-9]{1,3})(?![A-Za-z0-9'/+#])[*_\"']*[)\]}]?[*_]*",
     re.I,
 )
 _BEFORE_LABEL, _BEFORE_NUMBER = (frozenset(listed(LISTS["options"][key])) for key in ("before_label", "before_number"))
 _GOES_ON = re.compile(rf"\s\d|\s(?!(?:{'|'.join(listed(LISTS['options']['after_label']))})\b)[a-z]|\s?[-/]")
-_BEFORE_LABEL_ASIAN = tuple("选 是 为 項 项 は 选择 ： : 。 ， . ! ? , — – →".split())
+_BEFORE_LABEL_ASIAN = tuple("选 是 为 項 项 は 选择 : . ! ? , — – →".split())
 _IN_LIST = re.compile(
-    r"[\s)\]*_\"']{0,4}(?:,|/|&|\||\+|;|\band\b|\bor\b|\bund\b|\bet\b|\by\b|和|或|、|\s)\s?[\s(\[*_\"']{0,4}"
+    r"[\s)\]*_\"']{0,4}(?:,|/|&|\||\+|;|\band\b|\bor\b|\bund\b|\bet\b|\by\b|和|或|\s)\s?[\s(\[*_\"']{0,4}"
 )
 _IF = re.compile(r"(?:if|whether|why|suppose|wenn|falls|si|если|如果)\b", re.I)
 _CHOOSING = Phrases(listed(LISTS["options"]["choosing"]))

@@ -148,8 +148,8 @@ def _other_options(task: Task | None, truths: list[Any]) -> tuple[str, ...]:
 
 
 _NO_SPACES = re.compile("[\u3040-\u30ff\u3400-\u9fff]")
-_SEPARATOR = re.compile(r"[,;/|]|(?<!\n)\n(?!\s*\n)|\b(?:and|as well as|then|plus|und|et|y|e|и)\b|[、和]")
-_ONLY_COMMAS = re.compile(r"(?:(?!\b(?:and|as well as|then|plus|und|et|y|e|и)\b)[^;/|\n、和])*")
+_SEPARATOR = re.compile(r"[,;/|]|(?<!\n)\n(?!\s*\n)|\b(?:and|as well as|then|plus|und|et|y|e|и)\b|和")
+_ONLY_COMMAS = re.compile(r"(?:(?!\b(?:and|as well as|then|plus|und|et|y|e|и)\b)[^;/|\n和])*")
 
 
 class F1(Scorer, frozen=True, tag="f1"):

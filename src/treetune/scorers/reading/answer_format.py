@@ -146,7 +146,7 @@ def _line_pattern(mark: str) -> re.Pattern[str]:
     words = re.escape(mark.rstrip(": "))
     lead = r"(?:(?:the|my|our|so|thus|final|correct)\s){0,3}"
     return re.compile(
-        rf"(?:^|(?<=[.!?:;]\s))[ \t#>*_`-]{{0,9}}{lead}{words}[*_ ]{{0,4}}[:：][*_]{{0,4}}"
+        rf"(?:^|(?<=[.!?:;]\s))[ \t#>*_`-]{{0,9}}{lead}{words}[*_ ]{{0,4}}:[*_]{{0,4}}"
         if mark.rstrip().endswith(":")
         else rf"^[ \t#>*_`-]{{0,9}}{lead}{words}",
         re.I | re.M,

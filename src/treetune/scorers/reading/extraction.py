@@ -218,7 +218,7 @@ def _without_remarks(text: str, mentions: list[Mention]) -> list[Mention]:
         mentions = [one for one in mentions if one.begin >= word.end()]
     if remark := _REMARK.search(text, mentions[0].end):
         turn = _BUT.search(text, remark.end())
-        is_its_text = remark[0].strip() in (":", "：") and not text[last.end :].strip(_MARKS + ".")  # "A: London"
+        is_its_text = remark[0].strip() == ":" and not text[last.end :].strip(_MARKS + ".")  # "A: London"
         if not (is_its_text and last.begin - remark.end() <= 2):
             mentions = [one for one in mentions if one.begin < remark.start() or (turn and one.begin > turn.end())]
     return mentions
@@ -241,13 +241,13 @@ def _joined(between: str) -> bool:
     if _JSON.fullmatch(between):
         return True
     if not words:
-        return not between.strip(" \t,;/|&~-+*×·^÷<>≤≥\\()[]_\"'") or between.strip() in ("和", "或", "か", "、")
+        return not between.strip(" \t,;/|&~-+*×·^÷<>≤≥\\()[]_\"'") or between.strip() in ("和", "或", "か")
     return between.strip() in ("x", "\\times", "\\cdot") or (len(words) <= 4 and not _JOINING.isdisjoint(words))
 
 
-_MARKS = " \t*_`\"'“”‘’([{)]}$>#"
+_MARKS = " \t*_`\"'([{)]}$>#"
 _JSON = re.compile(r"\"?,?\s*\"\w+\"\s*:\s*\"?")
 _JOINING = frozenset(listed(LISTS["joining"]))
 _CONCLUSION = re.compile(rf"\b(?:{either('concluding')})\b|所以", re.I)
 _BUT = re.compile(rf"\b(?:{either('but')})\b|但", re.I)
-_REMARK = re.compile(rf"[\s,;:–—-]+(?:{either('reasons', 'remarks')})\b|[:：]\s|因为|\s[(（](?=[^()（）]{{4}})", re.I)
+_REMARK = re.compile(rf"[\s,;:–—-]+(?:{either('reasons', 'remarks')})\b|:\s|因为|\s\((?=[^()]{{4}})", re.I)

@@ -24,7 +24,7 @@ from treetune.scorers.reading.statements import (
     Statement,
     closing_brace,
 )
-from treetune.scorers.reading.words import LISTS, hedged, listed, words_of
+from treetune.scorers.reading.words import LISTS, hedged, listed, usual, words_of
 
 Number = Decimal | Fraction
 
@@ -66,7 +66,7 @@ def read_number(text: str) -> Number | None:
     `x = 5`. None for anything else: `5 or 6`, `5?`, `5 million`, `not 5`."""
     if simple := _SIMPLE.fullmatch(text):  # the fast path, for most answers
         return Decimal((simple[1] or simple[2]).replace(",", ""))
-    text = plain(usual(text))
+    text = plain(usual_number(text))
     if "=" not in text:
         return _read_value(text)
     if text.count("=") > SIDES or hedged(text):
@@ -86,10 +86,9 @@ def _read_truth(truth: str) -> Number | None:
     return None if any(word != "e" for word in words) else read_number(truth)
 
 
-def usual(text: str) -> str:
+def usual_number(text: str) -> str:
     """Write numbers in one way: ASCII signs and digits, decimal points, exponents, units without LaTeX."""
-    if not text.isascii():
-        text = text.translate(_USUAL)
+    text = usual(text).replace("–", "-")
     text = _SPACED.sub(lambda number: re.sub(r"\D", "", number[0]), text)
     if "\\" in text:
         text = _LATEX_SPACE.sub(" ", _LATEX_TEXT.sub(r" \1 ", text)).replace("^{\\circ}", "°").replace("^\\circ", "°")
@@ -106,7 +105,7 @@ def read_amount(statement: Statement) -> Extraction | None:
         return Extraction(text.strip(), value=Decimal((simple[1] or simple[2]).replace(",", "")))
     if len(text) > LONGEST or _DIGIT.search(text) is None:
         return None
-    text = usual(text)
+    text = usual_number(text)
     if statement.form in SENTENCES:
         text = _SENTENCE_STOP.sub("", text) if "!" in text else text
     is_prose = text[:1].isalpha() and text[:1].isascii() and "=" not in text
@@ -224,15 +223,14 @@ _COMMAND = re.compile(r"\\[a-z]+", re.I)
 _LATEX_TEXT = re.compile(r"\\(?:text|mathrm|mbox)\{([^{}\\]*)\}")
 _LATEX_SPACE = re.compile(r"\\(?=[%$ ])|\\[,;:!](?=\D)|~")
 _DIGIT = re.compile(r"\d")
-_BREAK = re.compile(r"[\s|—，。；：、（）！？\u3040-\u30ff\u3400-\u9fff]")
-_AROUND = " \t\r\n*_`\"'“”‘’\u00a0"
-_STOPS = ".,;: \t\n。！"
+_BREAK = re.compile(r"[\s|—\u3040-\u30ff\u3400-\u9fff]")
+_AROUND = " \t\r\n*_`\"'"
+_STOPS = ".,;: \t\n"
 _LEADING, _TRAILING = "([~≈→", ")],"
 _PAIRS = (
     *((f"\\{name}{{", "}") for name in "boxed fbox text textbf mathbf mathrm mbox".split()),
     ("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"), ("(", ")"),
 )  # fmt: skip
-_USUAL = str.maketrans("−–﹣－＋０１２３４５６７８９．，％", "----+0123456789.,%")
 _GROUPED = r"\d{1,3}(?:,\d{3})+(?!\d)|\d{1,2}(?:,\d{2}){1,6},\d{3}(?!\d)"
 _PLAIN = rf"(?:(?:{_GROUPED}|\d+)(?:\.\d*)?|\.\d+)"
 _EXPONENT = r"(?:[eE][-+]?\d{1,9}(?!\d))?"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from treetune.scorers.reading.words import LISTS, Phrases, denied, either, hedged, listed, polite, refused, words_of
+from treetune.scorers.reading.words import LISTS, Phrases, denied, either, hedged, listed, polite, refused, usual, words_of
 
 HEAD, TAIL = 400, 1000
 """How many characters at the beginning and at the end of a reply may have a sentence with the word `answer`."""
@@ -73,9 +73,7 @@ def strip_thinking(text: str) -> str:
 def clean(reply: str) -> str:
     """Remove everything that readers ignore: thinking, zero-width characters, LaTeX phantoms, comments, the addresses
     of links, and HTML tags around words."""
-    text = reply
-    if not text.isascii():
-        text = text.translate(_INVISIBLE)
+    text = reply if reply.isascii() else usual(reply.translate(_INVISIBLE))
     if "<" in text:
         text = _MARKUP.sub("", strip_thinking(text))
     if "\\" in text and "phantom" in text:
@@ -262,8 +260,7 @@ def sentence_begin(line: str, end: int) -> int:
     """Where the sentence begins that ends at a place of a line, or behind it."""
     find, place = line.rfind, end - 1
     while place > 0:
-        last = max(find(".", 0, place), find("!", 0, place), find("?", 0, place))
-        place = last if line.isascii() else max(last, *(find(mark, 0, place) for mark in "。！？"))
+        place = max(find(".", 0, place), find("!", 0, place), find("?", 0, place))
         if place < 0:
             break
         stop = _STOP.match(line, place)
@@ -343,15 +340,15 @@ _HEADING = re.compile(
     re.I,
 )
 _ANSWER = Phrases(
-    tuple("answer antwort respuesta resposta risposta tl;dr réponse ответ 答案 正解 正确选项 答え 答： 答:".split())
+    tuple("answer antwort respuesta resposta risposta tl;dr réponse ответ 答案 正解 正确选项 答え 答:".split())
 )
-_IS = rf"(?:{either('is')})(?![\w’'])|应该是|应为|就是|是|为|為|は"
+_IS = rf"(?:{either('is')})(?![\w'])|应该是|应为|就是|是|为|為|は"
 _MARK = re.compile(
     r"(?<![A-Za-zÀ-ÿа-я/])(?:answers?|tl;dr|antwort|réponse|respuesta|resposta|risposta|ответ|答案|答え|正解|正确选项"
     r"|答)(?![^\W\d_答案是为為はがの应就])"
     r"(?:\s(?:choice|option|key|here|then|therefore|thus|final[e]?|correcta|in this case|(?:to|for|of|in|zu|auf"
     r"|à|de|a|al)\s[^\n.:=?!]{1,60}?|\([^()\n]{1,40}\)))?"
-    rf"(?:(?P<label>[*_\s`#\"']{{0,6}}(?:[:：=→]|[–—-](?=\s)))|[*_\s]{{0,4}}(?:{_IS})\s{{0,2}}[:：]?"
+    rf"(?:(?P<label>[*_\s`#\"']{{0,6}}(?:[:=→]|[–—-](?=\s)))|[*_\s]{{0,4}}(?:{_IS})\s{{0,2}}:?"
     rf"|(?P<head>[*_#\s]{{0,4}}(?=\n))"
     r"|(?P<back>))",
     re.I,
@@ -365,11 +362,11 @@ _BEFORE = re.compile(
 _OTHER, _IF, _FIELDS = (frozenset(listed(LISTS[name])) for name in ("other_answer", "if", "fields"))
 _OTHER_ASIAN = ("错误", "错", "不是", "错误的", "错的")
 _ANSWER_TAG = re.compile("</?answer>")
-_STOP = re.compile(r"[.!?。！？](?:(?<=[。！？])|[*_\"'”’)\]`]*(?=\s))")
+_STOP = re.compile(r"[.!?][*_\"')\]`]*(?=\s)")
 _ABBREVIATION = re.compile(
-    r"(?:^|[\s.({\"'“*_。！？])(?:[A-Z]|St|Dr|Mr|Mrs|Ms|Prof|Jr|Sr|Mt|Ft|vs|approx|ca|bzw|No|i\.e|e\.g)\.$"
+    r"(?:^|[\s.({\"'*_])(?:[A-Z]|St|Dr|Mr|Mrs|Ms|Prof|Jr|Sr|Mt|Ft|vs|approx|ca|bzw|No|i\.e|e\.g)\.$"
 )
-_DRESS = " \t\r*_`\"'“”‘’$#>|-=~:.,\\[]{}()!"
+_DRESS = " \t\r*_`\"'$#>|-=~:.,\\[]{}()!"
 _OPENING = re.compile(r"(`{3,}|~{3,})")
 _FENCE = re.compile(r"(?:```|~~~)\s*\w*")
 _ASIDE = re.compile(r"[*_]*\([^)]{30,}\)[*_.]*")

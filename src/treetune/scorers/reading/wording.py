@@ -13,7 +13,7 @@ from typing import Any
 
 from treetune.scorers.reading.numerals import plain, read_number, read_truth
 from treetune.scorers.reading.statements import FIRST, PROSE, SENTENCES, Extraction, Statement, clean
-from treetune.scorers.reading.words import denied, either, hedged
+from treetune.scorers.reading.words import denied, either, hedged, usual
 
 
 def text_key(text: str) -> str:
@@ -22,7 +22,7 @@ def text_key(text: str) -> str:
         if text.isalnum():
             return text.lower()
     else:
-        text = unicodedata.normalize("NFC", text).translate(_USUAL)
+        text = usual(unicodedata.normalize("NFC", text))
     words = _TOKEN.findall(text.casefold())
     if len(words) > 1 and (words[0] in _ARTICLES or "the" in words or "a" in words or "an" in words):
         kept = [word for word in words[words[0] in _ARTICLES :] if word not in ("the", "a", "an")]
@@ -56,7 +56,7 @@ def read_text(statement: Statement) -> Extraction | None:
     think.` A question has a key that no other text has."""
     if statement.form == FIRST:
         return None
-    text = plain(statement.text.replace("’", "'"))
+    text = plain(statement.text)
     if text.isalnum() and text.isascii():
         return Extraction(text, value=text.lower())
     if statement.form in SENTENCES or ":" in statement.form:
@@ -71,7 +71,7 @@ def read_text(statement: Statement) -> Extraction | None:
 def without_remarks(text: str) -> str:
     """The text without words that lead to it (`therefore`, `Result:`) and up to a remark: in brackets, after a dash, or
     a clause such as `, because`. A doubt is not a remark."""
-    lead = (_LEAD if ":" in text or "：" in text else _LEAD_WORDS).match(text)
+    lead = (_LEAD if ":" in text else _LEAD_WORDS).match(text)
     begin = lead.end() if lead and lead.end() < len(text) else 0
     remark = _REMARK.search(text, begin + 1)
     end = remark.start() if remark and not hedged(text[remark.start() :]) else len(text)
@@ -86,25 +86,21 @@ def list_items(text: str) -> list[str]:
 
 
 _TOKEN = re.compile(
-    r"(?:[^\W\d_]\.){2,}[^\W\d_]?(?!\w)|(?:(?<!\w)[-+](?=\d))?\d+(?:[.,:/-]\d+)*(?:\w+|!+)?|[\u3040-\u30ff\u3400-\u9fff]+|[^\W\u3040-\u30ff\u3400-\u9fff]+(?:['’-]\w+)*(?:[+#]+(?!\w))?"
+    r"(?:[^\W\d_]\.){2,}[^\W\d_]?(?!\w)|(?:(?<!\w)[-+](?=\d))?\d+(?:[.,:/-]\d+)*(?:\w+|!+)?|[\u3040-\u30ff\u3400-\u9fff]+|[^\W\u3040-\u30ff\u3400-\u9fff]+(?:['-]\w+)*(?:[+#]+(?!\w))?"
     r"|[^\w\s.,;:!?'\"`*_()\[\]{}…¿¡/\u2600-\u274b\u274d-\u27bf\U0001f300-\U0001faff-]"
 )
 _MARK_INSIDE = re.compile(r",(?=\d{3}(?:\D|$))|(?<=[^\W\d_])\.")
-_USUAL = (
-    {ord(mark): "'" for mark in "‘’ʼ"} | {ord(mark): '"' for mark in "“”„«»"} | {ord(mark): "-" for mark in "−–—‐‑"}
-)
-_USUAL |= {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {ord("。"): ".", ord("、"): ","}
 _ARTICLES = frozenset("the a an der die das le la les l' el los las il lo".split())
-_ASKS = ("?", "？", "か", "吗")
+_ASKS = ("?", "か", "吗")
 _JAPANESE_END = re.compile("(?:です|でした|である|だ)$")
 _LEAD_WORDS = re.compile(rf"(?:(?:{either('leads')})\b[\s,]+)+", re.I)
 _LEAD = re.compile(
-    rf"(?:(?:{either('leads')})\b[\s,:]+|[^:：\n]{{0,30}}\b(?:{either('labels')})[*_]*\s*[:：]\s*"
-    r"|[^:：\n]{0,6}(?:结果|逆順)\s*[:：]\s*)+",
+    rf"(?:(?:{either('leads')})\b[\s,:]+|[^:\n]{{0,30}}\b(?:{either('labels')})[*_]*\s*:\s*"
+    r"|[^:\n]{0,6}(?:结果|逆順)\s*:\s*)+",
     re.I,
 )
 _REMARK = re.compile(
-    rf"[,;]?\s+(?:{either('reasons')})\b|[,;]\s+(?:{either('asides')})\b|\s[–—-]\s|\s+\(|\s*（|,?因为|，", re.I
+    rf"[,;]?\s+(?:{either('reasons')})\b|[,;]\s+(?:{either('asides')})\b|\s[–—-]\s|\s+\(|,?因为|,(?=[\u3040-\u9fff])", re.I
 )
 _VERB = re.compile(
     rf"(?:.*\s)?(?:{either('saying')})\s(?!not\b|nicht\b|pas\b)|.*?(?:是|叫做?|为)(?!不)|.*は(?=\w)", re.I

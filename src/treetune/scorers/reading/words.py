@@ -68,8 +68,13 @@ def _by_piece(phrases: tuple[str, ...]) -> list[tuple[str, list[str]]]:
     return groups
 
 
+def usual(text: str) -> str:
+    """Write marks in one way: quotes, minus signs, and the signs and digits of Chinese and Japanese."""
+    return text if text.isascii() else text.translate(_USUAL)
+
+
 def words_of(text: str) -> list[str]:
-    return _WORD.findall(text.lower().replace("’", "'"))
+    return _WORD.findall(text.lower())
 
 
 def plainly_said(text: str) -> bool:
@@ -92,7 +97,7 @@ def denied(ahead: str) -> bool:
 
 def refused(behind: str) -> bool:
     """Whether the text after a value, in the same clause, says that it is not the answer, or asks."""
-    behind = behind[:NEAR].lstrip(" ,)]*_`\"'”’$}")
+    behind = behind[:NEAR].lstrip(" ,)]*_`\"'$}")
     if behind.startswith(_REFUSING):
         return True
     verb = -9
@@ -125,29 +130,33 @@ def taken_back(behind: str) -> bool:
     """Whether the text after an answer takes it back: `5. Sorry, I meant 6.`"""
     if len(behind) < 4:
         return False
-    low = behind[:FAR].lower().replace("’", "'")
+    low = behind[:FAR].lower()
     return not _BACK.isdisjoint(_FIRST_WORD.findall(low)) or bool(_BACK_PHRASES.found_in(low))
 
 
 def unsure(text: str) -> bool:
     """Whether a reply says that it does not know."""
-    return bool(_UNSURE.found_in(text[-END:].lower().replace("’", "'")))
+    return bool(_UNSURE.found_in(text[-END:].lower()))
 
 
 def polite(text: str) -> bool:
     """Whether a sentence is about the reply, not the answer: `I hope this helps!`"""
-    return text.lower().replace("’", "'").startswith(_POLITE)
+    return text.lower().startswith(_POLITE)
 
 
 def _tokens(text: str) -> list[str]:
     """The words and the marks of a text; none if it is ASCII and no word denies."""
-    text = text.lower().replace("’", "'")
+    text = text.lower()
     tokens = _TOKEN.findall(text)
     return [] if _DENYING.isdisjoint(tokens) and "n't" not in text and text.isascii() else tokens
 
 
+_USUAL = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | str.maketrans(
+    {"‘": "'", "’": "'", "ʼ": "'", "“": '"', "”": '"', "„": '"', "«": '"', "»": '"', "−": "-", "‐": "-", "‑": "-",
+     "﹣": "-", "。": ".\n", "！": "! ", "？": "? ", "、": ", ", "（": " (", "\u00a0": " "}
+)  # fmt: skip
 _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
-_TOKEN = re.compile(r"rul\w+ out|(?:any|every)thing but|[^\W_]+(?:['-][^\W_]+)*|[,;:.!?–—(\n，。；：、]|≠|!=|\\neq?")
+_TOKEN = re.compile(r"rul\w+ out|(?:any|every)thing but|[^\W_]+(?:['-][^\W_]+)*|[,;:.!?–—(\n]|≠|!=|\\neq?")
 _NOT, _WRONG, _VERBS, _OPEN = (frozenset(listed(LISTS[name])) for name in ("not", "wrong", "verbs", "open"))
 MAGNITUDES = frozenset(listed(LISTS["magnitudes"]))
 _DENYING = _NOT | _WRONG | {"cannot"}
@@ -159,7 +168,7 @@ _DOUBTING = frozenset(_LETTERS.findall(" ".join((*_DENYING, *_OPEN, *_OPEN_FIRST
 _BACK = frozenset(listed(LISTS["back"]))
 _BACK_PHRASES, _UNSURE = (Phrases(listed(LISTS[name])) for name in ("back_phrases", "unsure"))
 _POLITE = listed(LISTS["polite"])
-_REFUSING = ("?", "？", "❌", "✗", "不", "是错", "是不", "错", "ではな", "ではあり", "じゃな", "は間違", "は不")
-_NOT_ASIAN = re.compile(r"(?:不是|不|非|并非|没有)[^，。；、,.;]*$")
-_OPEN_ASIAN = re.compile("或|还是|也许|可能|要么|または|あるいは|どちら|かもしれ|？|¿|か[A-Za-z\\d]")
-_FIRST_WORD = re.compile(r"[.!?;,\n…。！？；，—–-](?:(?<!-)|(?<=\s-))[\s*_\"'(]*([^\W_]+(?:['-][^\W_]+)*)")
+_REFUSING = ("?", "❌", "✗", "不", "是错", "是不", "错", "ではな", "ではあり", "じゃな", "は間違", "は不")
+_NOT_ASIAN = re.compile(r"(?:不是|不|非|并非|没有)[^,.;]*$")
+_OPEN_ASIAN = re.compile("或|还是|也许|可能|要么|または|あるいは|どちら|かもしれ|¿|か[A-Za-z\\d]")
+_FIRST_WORD = re.compile(r"[.!?;,\n…—–-](?:(?<!-)|(?<=\s-))[\s*_\"'(]*([^\W_]+(?:['-][^\W_]+)*)")
