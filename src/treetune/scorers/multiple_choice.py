@@ -10,25 +10,17 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from string import ascii_uppercase
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from treetune.core.score import Score
 from treetune.core.task import Task
 from treetune.errors import ConfigError, TasksetError
+from treetune.scorers.reading import statements
 from treetune.scorers.reading.extraction import Mention, extract, settle
 from treetune.scorers.reading.numerals import plain
-from treetune.scorers.reading.statements import (
-    ALONE,
-    TAIL,
-    VERDICT,
-    Extraction,
-    Statement,
-    find_words,
-    sentence_begin,
-    sentence_end,
-)
+from treetune.scorers.reading.statements import ALONE, TAIL, VERDICT, Extraction, Statement
 from treetune.scorers.reading.wording import text_key
 from treetune.scorers.reading.words import LISTS, Phrases, listed
 from treetune.scorers.scorer import Scorer, judged, require_truths
@@ -61,7 +53,7 @@ class Choice(Scorer, frozen=True, tag="choice"):
         right = self._labels_of(truth, options, task)
         reader = option_reader(options)
         if self.all:
-            found = extract(answer, self.answer, reader.read_all)
+            found = extract(answer, self.answer, partial(reader.read, several=True))
             return judged(found, found.value == frozenset(right), [", ".join(sorted(right))])
         if len(right) > 1:
             warnings.warn(_ANY_OF, stacklevel=1)  # Python shows it once
@@ -102,26 +94,21 @@ class Choice(Scorer, frozen=True, tag="choice"):
         return _make_options(None, texts if isinstance(texts[0], str) else tuple(map(str, texts)))
 
     def _labels_of(self, truth: Any, options: Options, task: Task | None) -> Sequence[str]:
+        """The labels of the right options."""
         if isinstance(truth, str):
             if (label := _find_label(truth, False, self.truth, options)) is not None:
                 return (label,)
             if self.all:  # "A, C" or "AC"
                 truth = [one.strip() for one in truth.split(",")] if "," in truth else list(truth.strip())
-        return [self._label_of(one, options, task) for one in require_truths(truth, task)]
-
-    def _label_of(self, truth: Any, options: Options, task: Task | None) -> str:
-        """The label of the right option."""
-        label = _find_label(str(truth), isinstance(truth, int), self.truth, options)
-        if label is None:
-            where = f"task {task.idx}: " if task is not None else ""
-            known = ", ".join(options.texts or options.labels)
-            problem = f"{where}the ground truth {truth!r:.60} is not one of the options: {known:.200}"
-            raise TasksetError(
-                problem,
-                remedy="name the column of the options (choices), and the form of the truth: truth: "
-                "index counts from 0",
-            )
-        return label
+        truths = require_truths(truth, task)
+        labels = [_find_label(str(one), isinstance(one, int), self.truth, options) for one in truths]
+        if None not in labels:
+            return cast(list[str], labels)
+        where = f"task {task.idx}: " if task is not None else ""
+        known = ", ".join(options.texts or options.labels)
+        problem = f"{where}the ground truth {truths[labels.index(None)]!r:.60} is not one of the options: {known:.200}"
+        remedy = "name the column of the options (choices), and the form of the truth: truth: index counts from 0"
+        raise TasksetError(problem, remedy=remedy)
 
 
 @lru_cache(maxsize=4096)
@@ -196,34 +183,26 @@ class OptionReader:
         known = self._options.texts and self._shortest <= len(text) <= self._longest
         return self._texts.get(text_key(text) or text) if known else None
 
-    def read(self, statement: Statement) -> Extraction | None:
-        if label := self.label_of(statement.text):
-            return Extraction(label, value=label)
-        if statement.form in ALONE or len(statement.text) > LONGEST:
+    def read(self, statement: Statement, several: bool = False) -> Extraction | None:
+        """The option that a statement chooses or, with `several`, the set of all of them: `A and C`, `AC`."""
+        text = statement.text
+        if label := self.label_of(text):
+            return Extraction(label, value=frozenset((label,)) if several else label)
+        if several and (said := plain(text)) and set(said) <= {*self._options.labels}:
+            return Extraction(", ".join(sorted(set(said))), value=frozenset(said))
+        if statement.form in ALONE or len(text) > LONGEST:
             return None
-        return settle(statement.text, self._mentions(statement.text), agree=True)
-
-    def read_all(self, statement: Statement) -> Extraction | None:
-        """All the options that a statement chooses, for tasks in which several are right: `A and C`, `AC`."""
-        said = plain(statement.text)
-        labels = (
-            set(said) if said.isupper() and set(said) <= {*self._options.labels} else {self.label_of(said)} - {None}
-        )
-        if labels:
-            return Extraction(", ".join(sorted(map(str, labels))), value=frozenset(labels))
-        if statement.form in ALONE or len(said) > LONGEST:
-            return None
-        return settle(statement.text, self._mentions(statement.text), agree=True, several=True)
+        return settle(text, self._mentions(text), agree=True, several=several)
 
     def verdicts(self, text: str) -> list[Statement]:
         """The sentences that choose without the word `answer`: `I'd go with C`, `That leaves B`, `B is correct`."""
         text = text[-TAIL:]
         found: dict[str, None] = {}
         end = 0
-        for place in find_words(_CHOOSING, text):
+        for place in statements.find_words(_CHOOSING, text):
             if place >= end:
-                begin = max(text.rfind("\n", 0, place) + 1, sentence_begin(text, place + 1))
-                said = text[begin : sentence_end(text, place)].partition("\n")[0]
+                begin = max(text.rfind("\n", 0, place) + 1, statements.sentence_begin(text, place + 1))
+                said = text[begin : statements.sentence_end(text, place)].partition("\n")[0]
                 end = begin + len(said)
                 found[said.strip()] = None
         return [Statement(VERDICT, said) for said in found if not _IF.match(said)]
@@ -268,10 +247,8 @@ option_reader = lru_cache(maxsize=4096)(OptionReader)
 
 
 def _is_label(label: str, ahead: str, behind: str, in_list: bool) -> bool:
-    """Whether a letter or number is a label: in brackets or bold, at the beginning of a sentence, after a word such as
-    `option` or `is`, or in a list with another label."""
-    if ahead.endswith(("(", "[", "**", "{")) and behind.startswith((")", "]", "**", "}", ".", ":")):
-        return True
+    """Whether a letter or number is a label: at the beginning of a sentence, after a word such as `option` or `is`, or
+    in a list with another label."""
     if label in "AI" and _GOES_ON.match(behind):  # a word: `A city`, `I think`
         return False
     bare = ahead.rstrip(_QUOTES)

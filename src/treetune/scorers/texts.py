@@ -14,13 +14,7 @@ from treetune.errors import ConfigError
 from treetune.scorers.reading.bounded_search import SECONDS, check_pattern, search
 from treetune.scorers.reading.extraction import extract, read_as_written
 from treetune.scorers.reading.numerals import plain
-from treetune.scorers.reading.statements import (
-    FIRST,
-    SEVERAL,
-    Extraction,
-    Statement,
-    strip_thinking,
-)
+from treetune.scorers.reading.statements import FIRST, SEVERAL, Extraction, Statement, strip_thinking
 from treetune.scorers.reading.wording import read_text, same, text_key, truth_key
 from treetune.scorers.reading.words import denied, hedged, plainly_said, refused
 from treetune.scorers.scorer import Scorer, expected, explain, judged, require_truths
@@ -33,9 +27,17 @@ OTHER_WORDS = 12
 """How many words longer than the truth a statement may be for `includes`."""
 
 
-class Exact(Scorer, frozen=True, tag="exact"):
+class Words(Scorer, frozen=True):
+    """The base of the scorers that compare words."""
+
     ignore_case: bool = True
     """Whether to ignore case."""
+
+    def fault(self, truth: Any, task: Task | None) -> str | None:
+        return "says nothing" if any(not truth_key(str(one)) for one in require_truths(truth, task)) else None
+
+
+class Exact(Words, frozen=True, tag="exact"):
     strip: bool = True
     """Whether to ignore articles, quotes, markdown and punctuation around the answer. If not, the reply, or the part in
     the declared place, is compared character by character."""
@@ -62,13 +64,8 @@ class Exact(Scorer, frozen=True, tag="exact"):
             return False
         return self.ignore_case or plain(str(found.text)) == plain(truth)
 
-    def fault(self, truth: Any, task: Task | None) -> str | None:
-        return "says nothing" if any(not truth_key(str(one)) for one in require_truths(truth, task)) else None
 
-
-class Includes(Scorer, frozen=True, tag="includes"):
-    ignore_case: bool = True
-    """Whether to ignore case."""
+class Includes(Words, frozen=True, tag="includes"):
     hedges: bool = False
     """Whether a reply is also right if it denies the ground truth, leaves it open or also names other answers."""
 
@@ -104,9 +101,6 @@ class Includes(Scorer, frozen=True, tag="includes"):
         said = text_key(strip_thinking(answer))
         right = next((str(one) for one in truths if _names(said, truth_key(str(one)))), None)
         return Score(float(right is not None), answer=right, explanation="right" if right else expected(truths))
-
-    def fault(self, truth: Any, task: Task | None) -> str | None:
-        return "says nothing" if any(not truth_key(str(one)) for one in require_truths(truth, task)) else None
 
 
 def read_phrase(statement: Statement) -> Extraction | None:
@@ -238,7 +232,8 @@ class Pattern(Scorer, frozen=True, tag="pattern"):
         if matches is None:
             return Score(0.0, explanation=f"the search took more than {SECONDS:g} seconds")
         if self.match_only:
-            return Score(float(bool(matches)), answer=matches[-1] if matches else None, explanation=self._say(matches))
+            why = "it matches" if matches else "the pattern matches nothing"
+            return Score(float(bool(matches)), answer=matches[-1] if matches else None, explanation=why)
         found = self._choose(matches, form)
         return judged(
             found, found.text is not None and any(self._is_same(found.text, str(one)) for one in truths), truths
@@ -261,7 +256,7 @@ class Pattern(Scorer, frozen=True, tag="pattern"):
         if not matches:
             return Extraction(None, "the pattern matches nothing")
         said = matches[0 if self.which == "first" else -1]
-        if self.which == "only" and len({text_key(plain(match)) for match in matches}) > 1:
+        if self.which == "only" and len(matches) > 1 and len({text_key(plain(match)) for match in matches}) > 1:
             return Extraction(None, SEVERAL)
         return Extraction(said, form=form) if said.strip() else Extraction(None, "the match is empty")
 
@@ -269,9 +264,6 @@ class Pattern(Scorer, frozen=True, tag="pattern"):
         if self.ignore_case:
             said, truth = said.casefold(), truth.casefold()
         return same(said, truth) if self.strip else said == truth
-
-    def _say(self, matches: list[str]) -> str:
-        return "it matches" if matches else "the pattern matches nothing"
 
 
 def _literal_prefix(pattern: str) -> str:

@@ -18,34 +18,9 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from treetune.scorers.reading import statements, words
 from treetune.scorers.reading.answer_format import AnswerFormat
-from treetune.scorers.reading.statements import (
-    DENIED,
-    FIRST,
-    ITEM,
-    SENTENCES,
-    SEVERAL,
-    WHOLE,
-    Extraction,
-    Statement,
-    alone_statements,
-    clean,
-    explicit_statements,
-    is_title,
-    last_statements,
-)
-from treetune.scorers.reading.words import (
-    LISTS,
-    denied,
-    either,
-    hedged,
-    listed,
-    plainly_said,
-    refused,
-    taken_back,
-    unsure,
-    words_of,
-)
+from treetune.scorers.reading.statements import DENIED, FIRST, ITEM, SENTENCES, SEVERAL, WHOLE, Extraction, Statement
 
 Reader = Callable[[Statement], Extraction | None]
 """Reads a statement. None: it gives no answer of this kind. An extraction without a text: the statement does not give a
@@ -62,15 +37,15 @@ def extract(
 ) -> Extraction:
     """The one answer of a reply, in a declared form or wherever it is stated. `verdicts` finds more explicit statements
     that only some kinds of answer have."""
-    text = clean(reply)
+    text = statements.clean(reply)
     if place is not None:
         return _declared(text, place, read, same)
-    found = _agree(explicit_statements(text), read, same)
+    found = _agree(statements.explicit_statements(text), read, same)
     if found is None:
         text = text.strip()
         found = _agree(verdicts(text), read, same) if verdicts is not None else None
     if found is None:
-        alone = alone_statements(text)
+        alone = statements.alone_statements(text)
         found = _agree(alone, read, same)
         if found is not None:
             found = _agree([*alone, Statement(FIRST, text[text.rfind("\n") + 1 :])], read, same)
@@ -87,7 +62,7 @@ def _declared(text: str, place: AnswerFormat, read: Reader, same: Same) -> Extra
     if first.text is None or place.alone:
         return first
     known = {said.text for said in declared}
-    others = [said for said in explicit_statements(text) if said.text not in known]
+    others = [said for said in statements.explicit_statements(text) if said.text not in known]
     return _if_kept(_agree([*declared, *others], read, same) or first, text)
 
 
@@ -96,11 +71,11 @@ def read_as_written(statement: Statement) -> Extraction | None:
     return Extraction(statement.text, value=statement.text) if statement.text.strip() else None
 
 
-def _agree(statements: list[Statement], read: Reader, same: Same) -> Extraction | None:
+def _agree(given: list[Statement], read: Reader, same: Same) -> Extraction | None:
     """The answer that all statements give. The strongest form with an answer counts; weaker forms must not contradict
     it."""
     found: Extraction | None = None
-    for statement in statements:
+    for statement in given:
         one = read(statement)
         if one is None or (one.why == DENIED and statement.form in SENTENCES):
             continue
@@ -126,19 +101,19 @@ def _if_kept(found: Extraction, text: str) -> Extraction:
     if len(text) - end < 4 and found.form[:1] != "\\":
         return found
     behind = text[end : end + 1000]
-    back = taken_back(behind)
+    back = words.taken_back(behind)
     if not back and found.form[:1] == "\\":
-        back = denied(text[max(0, found.begin - 12) : found.begin]) or refused(behind)
+        back = words.denied(text[max(0, found.begin - 12) : found.begin]) or words.refused(behind)
     if not back and said and said in behind:
         again = re.finditer(rf"(?<!\w){re.escape(said)}(?!\w)", behind)
-        back = any(refused(behind[one.end() :]) or denied(behind[: one.start()]) for one in again)
+        back = any(words.refused(behind[one.end() :]) or words.denied(behind[: one.start()]) for one in again)
     return Extraction(None, f"{found.text:.60} is taken back", form=found.form) if back else found
 
 
 def _last(text: str, read: Reader) -> Extraction:
     """The answer of the last statement that has one, unless it is the end of a list."""
     found: Extraction | None = None
-    for statement in last_statements(text):
+    for statement in statements.last_statements(text):
         if found is not None:
             one = read(statement) if _is_item(statement) and statement.form == found.form else None
             if one is not None and one.text is not None and one.value != found.value:
@@ -151,13 +126,13 @@ def _last(text: str, read: Reader) -> Extraction:
                 break
     if found is None:
         return Extraction(None, "no answer")
-    return Extraction(None, "the reply says that it does not know") if unsure(text) else _if_kept(found, text)
+    return Extraction(None, "the reply says that it does not know") if words.unsure(text) else _if_kept(found, text)
 
 
 def _is_item(statement: Statement) -> bool:
     """Whether it could be an item of a list: with a bullet, or only a few words."""
     is_short = len(statement.text.split()) <= 2 and not _CONCLUSION.match(statement.text)
-    return statement.form == ITEM or (is_short and not is_title(statement.text))
+    return statement.form == ITEM or (is_short and not statements.is_title(statement.text))
 
 
 # The values that a statement mentions
@@ -182,11 +157,11 @@ def settle(
         mentions = _without_remarks(text, mentions)
     kept: list[list[Mention]] = []
     rejected: set[Any] = set()
-    sure = plainly_said(text)
+    sure = words.plainly_said(text)
     if sure and len(mentions) == 1 and mentions[0].value is not None and not several:
         return Extraction(mentions[0].said, value=mentions[0].value)
     for group in _groups(text, mentions):
-        if not sure and (denied(text[: group[0].begin]) or refused(text[group[-1].end :])):
+        if not sure and (words.denied(text[: group[0].begin]) or words.refused(text[group[-1].end :])):
             rejected.update(one.value for one in group)
         else:
             kept.append(group)
@@ -194,7 +169,11 @@ def settle(
         return Extraction(None, DENIED)
     chosen = [one for group in kept for one in group] if agree else kept[0 if first else -1]
     values = {one.value for one in chosen}
-    if (len(values) > 1 and not several) or (agree and not values.isdisjoint(rejected)) or (not sure and hedged(text)):
+    if (
+        (len(values) > 1 and not several)
+        or (agree and not values.isdisjoint(rejected))
+        or (not sure and words.hedged(text))
+    ):
         return Extraction(None, SEVERAL)
     if None in values:
         return Extraction(None, f"not a plain answer: {text:.60}")
@@ -210,7 +189,7 @@ def _without_remarks(text: str, mentions: list[Mention]) -> list[Mention]:
     for one, after in pairwise(mentions):
         is_its_text = after.begin <= one.end + 3 and after.value == one.value  # "A. London"
         is_end = text[one.end : one.end + 4].lstrip(_MARKS).startswith(". ") and not is_its_text
-        if is_end and not denied(text[: one.begin]):
+        if is_end and not words.denied(text[: one.begin]):
             mentions = [each for each in mentions if each.begin <= one.begin]
             break
     last = mentions[-1]
@@ -237,17 +216,17 @@ def _groups(text: str, mentions: list[Mention]) -> list[list[Mention]]:
 
 def _joined(between: str) -> bool:
     """Whether the text between two values makes them a list or an expression."""
-    words = words_of(between)
+    said = words.words_of(between)
     if _JSON.fullmatch(between):
         return True
-    if not words:
+    if not said:
         return not between.strip(" \t,;/|&~-+*×·^÷<>≤≥\\()[]_\"'") or between.strip() in ("和", "或", "か")
-    return between.strip() in ("x", "\\times", "\\cdot") or (len(words) <= 4 and not _JOINING.isdisjoint(words))
+    return between.strip() in ("x", "\\times", "\\cdot") or (len(said) <= 4 and not _JOINING.isdisjoint(said))
 
 
 _MARKS = " \t*_`\"'([{)]}$>#"
 _JSON = re.compile(r"\"?,?\s*\"\w+\"\s*:\s*\"?")
-_JOINING = frozenset(listed(LISTS["joining"]))
-_CONCLUSION = re.compile(rf"\b(?:{either('concluding')})\b|所以", re.I)
-_BUT = re.compile(rf"\b(?:{either('but')})\b|但", re.I)
-_REMARK = re.compile(rf"[\s,;:–—-]+(?:{either('reasons', 'remarks')})\b|:\s|因为|\s\((?=[^()]{{4}})", re.I)
+_JOINING = frozenset(words.listed(words.LISTS["joining"]))
+_CONCLUSION = re.compile(rf"\b(?:{words.either('concluding')})\b|所以", re.I)
+_BUT = re.compile(rf"\b(?:{words.either('but')})\b|但", re.I)
+_REMARK = re.compile(rf"[\s,;:–—-]+(?:{words.either('reasons', 'remarks')})\b|:\s|因为|\s\((?=[^()]{{4}})", re.I)

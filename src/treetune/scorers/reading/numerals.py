@@ -15,15 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from treetune.scorers.reading.extraction import Mention, settle
-from treetune.scorers.reading.statements import (
-    ALONE,
-    PROSE,
-    SENTENCES,
-    SEVERAL,
-    Extraction,
-    Statement,
-    closing_brace,
-)
+from treetune.scorers.reading.statements import ALONE, PROSE, SENTENCES, SEVERAL, Extraction, Statement, closing_brace
 from treetune.scorers.reading.words import LISTS, hedged, listed, usual, words_of
 
 Number = Decimal | Fraction

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from treetune.scorers.reading.words import LISTS, Phrases, denied, either, hedged, listed, polite, refused, usual, words_of
+from treetune.scorers.reading import words
 
 HEAD, TAIL = 400, 1000
 """How many characters at the beginning and at the end of a reply may have a sentence with the word `answer`."""
@@ -73,7 +73,7 @@ def strip_thinking(text: str) -> str:
 def clean(reply: str) -> str:
     """Remove everything that readers ignore: thinking, zero-width characters, LaTeX phantoms, comments, the addresses
     of links, and HTML tags around words."""
-    text = reply if reply.isascii() else usual(reply.translate(_INVISIBLE))
+    text = reply if reply.isascii() else words.usual(reply.translate(_INVISIBLE))
     if "<" in text:
         text = _MARKUP.sub("", strip_thinking(text))
     if "\\" in text and "phantom" in text:
@@ -140,10 +140,11 @@ class Block(NamedTuple):
 
 def fenced(text: str) -> list[Block]:
     """The blocks of code, in ``` or ~~~, that are closed."""
-    if "```" not in text and "~~~" not in text:
+    marks = [place for mark in ("```", "~~~") if (place := text.find(mark)) >= 0]
+    if not marks:
         return []
     blocks, mark, language, body = [], "", "", list[str]()
-    for line in text.split("\n"):
+    for line in text[text.rfind("\n", 0, min(marks)) + 1 :].split("\n"):
         bare = line.strip()
         if not mark:
             opening = _OPENING.match(bare)
@@ -201,10 +202,10 @@ def _places(text: str) -> list[int]:
     return find_words(_ANSWER, near)
 
 
-def find_words(words: Phrases, text: str) -> list[int]:
+def find_words(phrases: words.Phrases, text: str) -> list[int]:
     """The places of words in a text, in any case."""
     low = text.replace("İ", "I").lower()  # the only letter that becomes two in lower case
-    return sorted([match.start() for word in words.found_in(low) for match in re.finditer(word, low)])
+    return sorted([match.start() for word in phrases.found_in(low) for match in re.finditer(word, low)])
 
 
 def _after_words(text: str, places: list[int]) -> list[Statement]:
@@ -233,7 +234,7 @@ def _after_words(text: str, places: list[int]) -> list[Statement]:
 
 def _is_other_answer(ahead: str) -> bool:
     """Whether the words before `answer` mean another answer: `no answer`, `the wrong answer`, `if the answer`."""
-    *before, last = ["", *words_of(ahead[-30:])[-3:]]
+    *before, last = ["", *words.words_of(ahead[-30:])[-3:]]
     if last in _OTHER or not (last in _IF or _IF.isdisjoint(before)):
         return not ahead.rstrip(" *_").endswith((".", ",", ";", ":", "\n", "!")) or ahead.endswith(_OTHER_ASIAN)
     return ahead.endswith(_OTHER_ASIAN)
@@ -287,7 +288,7 @@ def alone_statements(text: str) -> list[Statement]:
     bold = {said.strip() for said in pieces[::2] if not is_title(said.strip())}
     if len(pieces) % 2 == 0 and len(bold) == 1:
         around = before.rpartition("\n")[2], pieces[1].partition("\n")[0]
-        if not (denied(around[0]) or refused(around[1]) or hedged(" ".join(around))):
+        if not (words.denied(around[0]) or words.refused(around[1]) or words.hedged(" ".join(around))):
             found.append(Statement(BOLD, bold.pop(), len(before)))
     return found
 
@@ -300,7 +301,7 @@ def is_title(line: str) -> bool:
 def last_statements(text: str) -> Iterator[Statement]:
     """The sentences of a reply from its end, without polite remarks. A reply of a few words is one statement."""
     if len(text) <= SHORT and "\n" not in text and sentence_begin(text, len(text)) == 0:
-        if text and not polite(text):
+        if text and not words.polite(text):
             yield Statement(WHOLE, text.removeprefix("=>").lstrip())
         return
     count = 0
@@ -313,7 +314,7 @@ def last_statements(text: str) -> Iterator[Statement]:
             begin = sentence_begin(line, end)
             sentence, end = line[begin:end].strip(), begin
             if sentence.strip(_DRESS) and not (
-                polite(sentence) or _ASIDE.fullmatch(sentence) or _FENCE.fullmatch(sentence)
+                words.polite(sentence) or _ASIDE.fullmatch(sentence) or _FENCE.fullmatch(sentence)
             ):
                 yield Statement(ITEM if bullet else LAST, sentence, text.rfind(sentence))
                 count += 1
@@ -336,13 +337,13 @@ _INVISIBLE = dict.fromkeys(
 _INVISIBLE |= dict.fromkeys((0x202F, 0x2009), " ")
 _HASHES = re.compile("#{4,}")
 _HEADING = re.compile(
-    rf"(?:\d+[.):]\s+\S|[*_]*(?:{either('steps')})\b|[^\n]{{0,60}}:[*_]*$|[*_#\s]*(?:{either('titles')})[*_:\s]*$)",
+    rf"(?:\d+[.):]\s+\S|[*_]*(?:{words.either('steps')})\b|[^\n]{{0,60}}:[*_]*$|[*_#\s]*(?:{words.either('titles')})[*_:\s]*$)",
     re.I,
 )
-_ANSWER = Phrases(
+_ANSWER = words.Phrases(
     tuple("answer antwort respuesta resposta risposta tl;dr réponse ответ 答案 正解 正确选项 答え 答:".split())
 )
-_IS = rf"(?:{either('is')})(?![\w'])|应该是|应为|就是|是|为|為|は"
+_IS = rf"(?:{words.either('is')})(?![\w'])|应该是|应为|就是|是|为|為|は"
 _MARK = re.compile(
     r"(?<![A-Za-zÀ-ÿа-я/])(?:answers?|tl;dr|antwort|réponse|respuesta|resposta|risposta|ответ|答案|答え|正解|正确选项"
     r"|答)(?![^\W\d_答案是为為はがの应就])"
@@ -359,7 +360,7 @@ _BEFORE = re.compile(
     r"(?:is|must be|has to be|ist|est|es|é|è)\s+[*_]*(?:the|my|our|die|la|a)\s+(?:[\w*]+\s+){0,2}[*_]*$",
     re.I,
 )
-_OTHER, _IF, _FIELDS = (frozenset(listed(LISTS[name])) for name in ("other_answer", "if", "fields"))
+_OTHER, _IF, _FIELDS = (frozenset(words.listed(words.LISTS[name])) for name in ("other_answer", "if", "fields"))
 _OTHER_ASIAN = ("错误", "错", "不是", "错误的", "错的")
 _ANSWER_TAG = re.compile("</?answer>")
 _STOP = re.compile(r"[.!?][*_\"')\]`]*(?=\s)")

@@ -100,7 +100,8 @@ _LEAD = re.compile(
     re.I,
 )
 _REMARK = re.compile(
-    rf"[,;]?\s+(?:{either('reasons')})\b|[,;]\s+(?:{either('asides')})\b|\s[–—-]\s|\s+\(|,?因为|,(?=[\u3040-\u9fff])", re.I
+    rf"[,;]?\s+(?:{either('reasons')})\b|[,;]\s+(?:{either('asides')})\b|\s[–—-]\s|\s+\(|,?因为|,(?=[\u3040-\u9fff])",
+    re.I,
 )
 _VERB = re.compile(
     rf"(?:.*\s)?(?:{either('saying')})\s(?!not\b|nicht\b|pas\b)|.*?(?:是|叫做?|为)(?!不)|.*は(?=\w)", re.I
