@@ -7,7 +7,8 @@ episode, `break` breaks the environment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 TASKS = """
@@ -67,3 +68,22 @@ def write(folder: Path) -> None:
 
 def says(rewards: Sequence[float]) -> list[str]:
     return [f"{reward:g} {'end' if turn == len(rewards) else 'go on'}" for turn, reward in enumerate(rewards, 1)]
+
+
+def make_run(folder: Path, target: str, played: Iterable[tuple[int, Sequence[float] | None]]) -> None:
+    """A run of a training on the first task: the step of each rollout and what it earns, or None if it fails."""
+    from treetune import run_rollout
+    from treetune.core.policy import Completion
+    from treetune.evaluation import EvalConfig, read_config
+    from treetune.models.scripted import Replay
+    from treetune.runs.folder import TRACES, RunFolder
+    from treetune.tasksets.target import load_taskset
+
+    taskset = load_taskset(target)
+    what = read_config({"taskset": {"id": "arithmetic"}, "model": "m"}, EvalConfig)
+    with RunFolder.create(folder, TRACES, what) as run:
+        for number, (step, rewards) in enumerate(played):
+            policy = Replay([Completion(text=text) for text in (["break"] if rewards is None else says(rewards))])
+            trace = asyncio.run(run_rollout(taskset, taskset[0], policy))
+            trace.step, trace.rollout = step, number
+            run.append(trace)

@@ -7,6 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 from itertools import pairwise
 
+import paid_turns
 import pytest
 from made_runs import make_run, make_trace
 from viewing import viewing
@@ -14,6 +15,7 @@ from viewing import viewing
 from treetune.evaluation import EvalConfig, read_config
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.run import Run
+from treetune.trainers.credit import turn_advantages
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +132,30 @@ def test_an_empty_run_is_shown_as_one(tmp_path):
         assert server.ask("groups", run=0) == {"total": 0, "matching_rollouts": 0, "rows": [], "read": 1.0}
         assert server.ask("rollouts", run=0, query="failed") == {"total": 0, "rows": [], "read": 1.0}
         assert server.ask("suspicious", run=0)["checked"] == 0
+
+
+def test_the_turns_of_a_training_show_their_advantages_in_the_group_of_their_step(tmp_path, monkeypatch):
+    """A failed rollout is not in the group, nor are those of another step; the discount changes the last turn."""
+    paid_turns.write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    played = {
+        "ByTurn": [*paid_turns.GROUP, None],
+        "Discounted": [[1.0, 0.0], [0.0, 1.0]],
+        "ByOutcome": [[1.0, 0.0], [0.0, 0.5]],
+    }
+    for name, group in played.items():
+        rollouts = [(2, [9.0]), *((1, rewards) for rewards in group)]
+        paid_turns.make_run(tmp_path / "runs" / name, f"paid_turns_tasks.py:{name}", rollouts)
+    wanted = {
+        "ByTurn": [*turn_advantages(paid_turns.GROUP, credit="turn"), None],
+        "Discounted": turn_advantages([[1.0, 0.81 - 1], [0.0, 0.81]], credit="turn", discount=0.5),
+        "ByOutcome": [None, None],
+    }
+    with viewing(tmp_path / "runs") as server:
+        for number, row in enumerate(server.rows()):
+            found = [server.ask("rollout", run=number, at=at)["advantages"] for at in range(row["rollouts"])]
+            lone = None if row["name"] == "ByOutcome" else [0.0]
+            assert found == [lone, *(each and pytest.approx(each) for each in wanted[row["name"]])]
 
 
 def test_a_training_is_a_curve_over_its_steps(tmp_path):

@@ -7,6 +7,7 @@ import re
 from random import Random
 from urllib.parse import quote
 
+import paid_turns
 import pytest
 from view_page import Page, view
 from viewed_run import make_viewed_run, viewed_traces
@@ -250,6 +251,16 @@ def test_the_environment_shows_a_rollout_its_own_way(page):
     open_one(page, "source=walk & solved")
     page.sees(".rendered pre", "@")
     assert "monospace" in page.runs("return getComputedStyle(document.querySelector('.rendered pre')).fontFamily")
+
+
+def test_each_turn_shows_its_advantage_where_turns_are_credited(browser, tmp_path, monkeypatch):
+    paid_turns.write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    rollouts = [(1, [1.0, 0.0]), (1, [0.0, 1.0])]
+    paid_turns.make_run(tmp_path / "runs" / "trained", "paid_turns_tasks.py:ByTurn", rollouts)
+    with view("runs", folder=tmp_path) as address, Page(browser, address) as page:
+        page.go("/run/0/at/1", until=".turn-end .badge")
+        assert page.texts(".turn-end .badge") == ["advantage 0", "advantage +1"]
 
 
 # 5. Tokens

@@ -19,7 +19,7 @@ import msgspec
 from treetune.chat.calls import ToolCall
 from treetune.chat.message import Message, begins_answer, without_surrogates
 from treetune.chat.tokens import Tokens
-from treetune.core.contract import Contract
+from treetune.core.contract import Contract, Credit
 from treetune.core.policy import Usage
 from treetune.core.task import Task
 from treetune.errors import place_of, traceback_of
@@ -200,6 +200,10 @@ class Trace(msgspec.Struct, kw_only=True):
     """The sum over the turns, or the result of `score_group`; None if the rollout failed."""
     turn_discount: float = 1.0
     """The discount that the task's contract declares; `shaped_reward` is the reward with it."""
+    credit: Credit = "outcome"
+    """What the tokens of a turn are trained with, as the task's contract declares."""
+    credit_discount: float = 1.0
+    """With `credit: turn`, the factor for what later turns earned."""
     turns: list[Turn] = []
     """The turns, in order."""
     tools: list[dict[str, Any]] = []

@@ -166,6 +166,7 @@ class Rollout:
         self._observed = (await self._episode.begin()).messages()
         self._limits, self._until = self._episode.contract, self._episode.until
         self.trace.turn_discount = self._episode.contract.discount
+        self.trace.credit, self.trace.credit_discount = self._episode.contract.turn_credit
         self.trace.tools = self._episode.tools
         await play_turns(self._answer, self._step, self._observe)
 

@@ -94,6 +94,7 @@ def trace_of(
     result.write_to(trace)
     if played is not None:
         trace.turn_discount = played.contract.discount
+        trace.credit, trace.credit_discount = played.contract.turn_credit
     if reward != trace.shaped_reward:
         trace.metrics = {**trace.metrics, "trained_reward": float(reward or 0.0)}
     if info.get("truncated"):

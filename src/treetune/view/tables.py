@@ -19,6 +19,7 @@ import numpy as np
 from treetune.audit import suspicions
 from treetune.chat.message import text_of
 from treetune.config.trust import CONFIG
+from treetune.core.score import total
 from treetune.core.trace import Trace, decode_trace
 from treetune.data.rows.prompt_lengths import load_tokenizer
 from treetune.errors import MissingExtraError, TasksetError, UsageError, did_you_mean
@@ -26,6 +27,7 @@ from treetune.evaluation import TaskChange, compare_tasks
 from treetune.runs.annotations import key_of
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS, Codes, Columns, Mask, Numbers
 from treetune.runs.run import Run
+from treetune.trainers.credit import turn_advantages
 from treetune.view.figures import FLAGS, plain
 
 _QUESTION = 160
@@ -242,12 +244,31 @@ def show_rollout(run: Run, at: int) -> dict[str, Any]:
         "trace": parts,
         "has_tokens": entry.tokens,
         "group": cells_of(run.columns, int(run.groups().task[at])),
+        "advantages": _turn_advantages(run, at, trace),
         "truth": trace.task.ground_truth,
         "suspicions": [{"rule": one.rule, "why": one.found} for one in suspicions(trace, run.pass_threshold)],
         "again": command_again(run, trace),
         "show": f"treetune show {shlex.quote(str(run.path))} --rollout {_name(run, at)}",
         "mark": None if mark is None else {"mark": mark.mark, "comment": mark.comment},
     }
+
+
+def _turn_advantages(run: Run, at: int, trace: Trace) -> list[float] | None:
+    """The advantage of each turn in its group of the same training step; None if turns are not credited."""
+    if trace.credit == "outcome" or trace.reward is None:
+        return None
+    members = [place for place in run.groups().members(int(run.groups().task[at])).tolist() if place != at]
+    others = [run.trace_without_tokens(place) for place in members]
+    group = [trace, *(other for other in others if other.step == trace.step and other.reward is not None)]
+    rewards = [_trained_rewards(each) for each in group]
+    return turn_advantages(rewards, credit="turn", discount=trace.credit_discount)[0]
+
+
+def _trained_rewards(trace: Trace) -> list[float]:
+    """The rewards of the turns to train on: what a discount, a hook or the group's score changed is on the last one."""
+    rewards = [turn.reward or 0.0 for turn in trace.turns if turn.message is not None]
+    trained = trace.metrics.get("trained_reward", trace.shaped_reward or 0.0)
+    return [*rewards[:-1], trained - total(rewards[:-1])] if rewards else []
 
 
 def _name(run: Run, at: int) -> str:

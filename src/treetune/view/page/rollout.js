@@ -120,7 +120,7 @@ export function Rollout({ run, at, tab, info, params, version }) {
       </div>
     </header>
     <div class="columns">
-      <div class="conversation">${tokens ? html`<${Tokens} run=${run} at=${data.at} has=${data.has_tokens} version=${version} />` : html`<${Rendered} rendered=${data.rendered} why=${data.not_rendered} markdown=${markdown} /><${Chat} key=${data.at} trace=${trace} markdown=${markdown} span=${span} />`}</div>
+      <div class="conversation">${tokens ? html`<${Tokens} run=${run} at=${data.at} has=${data.has_tokens} version=${version} />` : html`<${Rendered} rendered=${data.rendered} why=${data.not_rendered} markdown=${markdown} /><${Chat} key=${data.at} trace=${trace} advantages=${data.advantages} markdown=${markdown} span=${span} />`}</div>
       <${Facts} run=${run} answer=${data} onMark=${() => { forget(); setMarked(marked + 1); }} />
     </div>
   </section>`;
