@@ -144,7 +144,7 @@ def _read(
         made = target
         if isinstance(target, Taskset) and "taskset" in keys:
             raise UsageError(
-                "taskset= applies only to a taskset that is not created yet", remedy="create it with these keys"
+                "taskset= applies only to a taskset that has not been created yet", remedy="create it with these keys"
             )
         data: dict[str, Any] = {"taskset": name_taskset(target)}
     elif isinstance(target, str | Path):
