@@ -34,7 +34,7 @@ from treetune.errors import EnvironmentFault
 from treetune.play.episode import Episode
 from treetune.sandbox import probe
 from treetune.scorers.reading.statements import tagged
-from treetune.system.processes import WorkerPool
+from treetune.system.processes import ProgramPool
 from treetune.system.threads import call
 from treetune.tasksets import math_verifier, sql_worker, text2sql
 from treetune.tasksets.alphabet_sort import AlphabetSort, AlphabetSortConfig, AlphabetSortEnvironment
@@ -216,7 +216,7 @@ def change_worker(tmp_path, monkeypatch):
         file, program = tmp_path / "worker.py", Path(sql_worker.__file__).read_text()
         assert limit in program
         file.write_text(program.replace(limit, lower))
-        monkeypatch.setattr(text2sql, "workers", WorkerPool(str(file), "SQLite", "", ("-I", "-S")))
+        monkeypatch.setattr(text2sql, "workers", ProgramPool(str(file), "SQLite", "", ("-I", "-S")))
 
     return change
 

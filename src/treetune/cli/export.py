@@ -124,7 +124,7 @@ def convert_command(
 def convert_run(sources: Sequence[str], out: Path, where: str | None, as_json: bool) -> None:
     """Writes one run, of any program, in the format that the file's ending implies."""
     from treetune.runs.discovery import find_run, open_run
-    from treetune.runs.selection import Selection
+    from treetune.runs.export import RunExport
 
     if out.suffix not in (".eval", ".jsonl"):
         remedy = "pass --to FORMAT for rows of tasks; a run is written to a file that ends with .eval or .jsonl"
@@ -135,7 +135,7 @@ def convert_run(sources: Sequence[str], out: Path, where: str | None, as_json: b
         raise UsageError(f"{sources[0]} is not a run", remedy="pass --to FORMAT, if these are tasks")
     run = open_run(sources[0])
     out.parent.mkdir(parents=True, exist_ok=True)
-    selection, temporary = Selection(run, where or "", out.suffix.removeprefix(".")), aside(out)
+    selection, temporary = RunExport(run, where or "", out.suffix.removeprefix(".")), aside(out)
     try:
         with writing(out, "name another file"):
             selection.write(temporary)

@@ -21,7 +21,7 @@ from treetune.core.finding import ERROR, name_rows, print_findings
 from treetune.data.sources.names import find, kind_of, names_rows, refuse_unwritable
 from treetune.data.validate.files import read_batches, validate
 from treetune.data.validate.files import split as split_files
-from treetune.data.validate.prompt_rules import Lengths
+from treetune.data.validate.prompt_rules import LengthCheck
 from treetune.data.validate.rules import print_report
 from treetune.data.validate.write import write_fixed
 from treetune.errors import UsageError, plural
@@ -108,7 +108,7 @@ def validate_command(
             remedy = "fix the training files with --val for the others, then the validation files alone"
             raise UsageError("--fix writes one file, but there are training and validation files", remedy=remedy)
     rules: dict[str, Any] = {"format": format, "environments": env or []}
-    lengths = Lengths(tokenizer, max_prompt_length or MAX_PROMPT_LENGTH) if tokenizer is not None else None
+    lengths = LengthCheck(tokenizer, max_prompt_length or MAX_PROMPT_LENGTH) if tokenizer is not None else None
     checks = {"validation": val or [], "lengths": lengths, "quick": quick}
     return _validate_files(targets, checks, rules, bool(gold), fix, json)
 

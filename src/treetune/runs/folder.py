@@ -58,7 +58,7 @@ class Described(Protocol):
     def resolved(self) -> dict[str, Any]: ...
 
 
-class Beginning(msgspec.Struct):
+class RunBeginning(msgspec.Struct):
     """The config and the taskset that a run began with."""
 
     config: dict[str, Any]
@@ -137,7 +137,7 @@ class RunFolder(Generic[R]):
         """Creates a run folder; refuses one that already holds a run. A kill just after the start leaves no run."""
         if (path / CONFIG).exists() or next(records.lines(path, Damage()), None) is not None:
             raise UsageError(f"{path} already contains a run", remedy="pass --resume to continue it, or another -o")
-        beginning = Beginning(what.resolved(), taskset_fingerprint(what.taskset))
+        beginning = RunBeginning(what.resolved(), taskset_fingerprint(what.taskset))
         run = cls(path, records)
         run._write_beginning(beginning)
         return run
@@ -152,7 +152,7 @@ class RunFolder(Generic[R]):
         if not (path / FINGERPRINT).exists():
             raise ResumeError(f"{path} contains no run to resume", remedy="leave out --resume, or correct -o")
         try:
-            began = msgspec.json.decode(read_regular(path / FINGERPRINT), type=Beginning)
+            began = msgspec.json.decode(read_regular(path / FINGERPRINT), type=RunBeginning)
         except (OSError, *UNREADABLE) as error:
             problem = f"{path / FINGERPRINT} cannot be read: {error}"
             raise ResumeError(problem, remedy="start a new run with another -o") from None
@@ -174,10 +174,10 @@ class RunFolder(Generic[R]):
             warnings.warn(message, stacklevel=2)
         run = cls(path, records)
         if grown:
-            run._write_beginning(Beginning({**began.config, **grown}, began.taskset))
+            run._write_beginning(RunBeginning({**began.config, **grown}, began.taskset))
         return run
 
-    def _write_beginning(self, beginning: Beginning) -> None:
+    def _write_beginning(self, beginning: RunBeginning) -> None:
         with _writing(self.path):
             write_atomically(self.path / FINGERPRINT, msgspec.json.encode(beginning))
             write_atomically(self.path / CONFIG, dump_yaml(beginning.config).encode())

@@ -1,7 +1,7 @@
 """What Treetune needs from the operating system and the network; nothing about tasks.
 
 - `threads`: running user code off the event loop (`call`), and a loop for synchronous code (`run_in_background`)
-- `processes`: processes that can be killed (`WorkerPool`), process pools (`spawn_context`), and joining a Ray cluster
+- `processes`: processes that can be killed (`ProgramPool`), process pools (`spawn_context`), and joining a Ray cluster
   (`join_cluster`)
 - `time_limit`: time limits that do not depend on the machine's load (`TimeLimit`, `CLOCK_FACTOR`)
 - `folders`: the package folder, its version, the cache folder, `write_atomically`

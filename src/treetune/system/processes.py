@@ -1,6 +1,6 @@
 """Processes for work that must be killable, such as a query that cannot be interrupted, process pools, and Ray.
 
-    workers = WorkerPool(__file__, "SQLite", remedy="install Python's sqlite3")
+    workers = ProgramPool(__file__, "SQLite", remedy="install Python's sqlite3")
     replies = workers.ask(["SELECT 1", 5.0], 1)      # blocks, so call it in a thread
     ProcessPoolExecutor(2, spawn_context())          # runs no file of the current folder when it starts
     join_cluster().remote(work).remote()             # the running Ray cluster, with its token if it has one
@@ -36,7 +36,7 @@ _live: dict[int, set[subprocess.Popen[str]]] = {}
 """Workers by process id, because a forked child must not end its parent's workers."""
 
 
-class WorkerPool:
+class ProgramPool:
     def __init__(self, file: str, what: str, remedy: str, flags: tuple[str, ...] = ("-P",)) -> None:
         # -P: do not search the file's folder for modules.
         self._command, self._what, self._remedy = [sys.executable, *flags, file], what, remedy

@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treetune.system.processes import WorkerPool
+    from treetune.system.processes import ProgramPool
 
 SECONDS = 5.0
 """Processor time limit of one comparison, in seconds."""
@@ -58,10 +58,10 @@ def compare(truth: str, answer: str) -> bool:
 
 
 @cache
-def workers() -> WorkerPool:
-    from treetune.system.processes import WorkerPool  # here, because a worker needs nothing of Treetune
+def workers() -> ProgramPool:
+    from treetune.system.processes import ProgramPool  # here, because a worker needs nothing of Treetune
 
-    return WorkerPool(__file__, "math-verify", "pip install --force-reinstall math-verify")
+    return ProgramPool(__file__, "math-verify", "pip install --force-reinstall math-verify")
 
 
 def _serve() -> None:

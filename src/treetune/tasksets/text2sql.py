@@ -24,7 +24,7 @@ from treetune.core.task import Task
 from treetune.errors import EnvironmentFault, did_you_mean
 from treetune.scorers.reading.answer_format import AnswerFormat
 from treetune.scorers.reading.statements import fenced, tagged
-from treetune.system.processes import WorkerPool
+from treetune.system.processes import ProgramPool
 from treetune.system.threads import call, limit_to_cores
 from treetune.system.time_limit import CLOCK_FACTOR
 from treetune.tasksets import sql_worker
@@ -121,7 +121,7 @@ class Text2SqlEnvironment(TurnEnvironment):
         return [*replies, *([stopped] * (count - len(replies)))]
 
 
-workers = WorkerPool(sql_worker.__file__, "SQLite", "install a Python with sqlite3", ("-I", "-S"))
+workers = ProgramPool(sql_worker.__file__, "SQLite", "install a Python with sqlite3", ("-I", "-S"))
 
 
 def find_database(task: Task) -> Path:

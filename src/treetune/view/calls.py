@@ -20,10 +20,10 @@ from treetune.errors import TreetuneError, UsageError
 from treetune.evaluation import render
 from treetune.runs.annotations import Word, write_mark, write_tags
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS
+from treetune.runs.export import RunExport
 from treetune.runs.query import WORDS
 from treetune.runs.rolling import EARLIER
 from treetune.runs.run import Run
-from treetune.runs.selection import Selection
 from treetune.serve import encode, read_body
 from treetune.view.figures import details, steps_of
 from treetune.view.run_list import Overviews, RunList
@@ -127,11 +127,11 @@ class Calls:
         struct, function = self.by_name[name]
         return encode(function(read_body(struct, body)))
 
-    def select(self, body: bytes) -> Selection:
+    def select(self, body: bytes) -> RunExport:
         """The selection that the call `export` requests."""
         asked = read_body(Exported, body)
         with self._runs[asked.run].open() as run:
-            return Selection(run, asked.query, asked.format)
+            return RunExport(run, asked.query, asked.format)
 
     @property
     def shown(self) -> RunList:

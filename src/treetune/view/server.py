@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from treetune.errors import TreetuneError
-from treetune.runs.selection import Selection
+from treetune.runs.export import RunExport
 from treetune.serve import Access, HttpError, HttpListener, HttpRequest, JsonApp, Parts, Route
 from treetune.system.threads import call
 from treetune.view.calls import Calls
@@ -108,7 +108,7 @@ def _errors_as_answers() -> Iterator[None]:
         raise HttpError(422, "usage", error.message, remedy=error.remedy) from None
 
 
-async def _in_threads(selection: Selection) -> AsyncGenerator[bytes]:
+async def _in_threads(selection: RunExport) -> AsyncGenerator[bytes]:
     parts = selection.parts()
     try:
         while (part := await call(next, parts, None)) is not None:

@@ -33,7 +33,7 @@ from treetune.data.sources.names import (
     find_with_splits,
 )
 from treetune.data.validate.column_types import Feature, JsonTypes, find_difference, merge, type_feature
-from treetune.data.validate.prompt_rules import Lengths, PromptKeys, is_validation, key_of, report_repeats
+from treetune.data.validate.prompt_rules import LengthCheck, PromptKeys, is_validation, key_of, report_repeats
 from treetune.data.validate.reward_rules import Turns, check_forms
 from treetune.data.validate.row import check_row, helps
 from treetune.data.validate.rules import RULES, SPECIAL, FilesReport, RowContext
@@ -60,7 +60,7 @@ def validate(
     format: str | None = None,
     environments: Collection[str] = (),
     quick: bool = False,
-    lengths: Lengths | None = None,
+    lengths: LengthCheck | None = None,
     on_rows: Callable[[int], None] = lambda count: None,
 ) -> FilesReport:
     """Check files. Files in `validation`, or named as such, must share no prompt with the others.
@@ -110,7 +110,7 @@ class FilesCheck(msgspec.Struct):
     report: FilesReport
     format: str | None
     environments: Collection[str]
-    lengths: Lengths | None
+    lengths: LengthCheck | None
     on_rows: Callable[[int], None]
     parts: list[PromptKeys] = []
     features: dict[str, dict[str, Feature]] = {}

@@ -230,7 +230,7 @@ def _report(rule: str, parts: list[PromptKeys], mask: Mask, found: str, report: 
             report.add(rule, file, found, rows, unit, count=len(places))
 
 
-class Lengths:
+class LengthCheck:
     """Renders prompts with a tokenizer's chat template and counts their tokens, as trainers' loaders do.
 
     `tokenizer`: a tokenizer, or the folder or name of one.

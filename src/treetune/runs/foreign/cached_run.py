@@ -43,7 +43,7 @@ from treetune.system.digest import digest
 from treetune.system.folders import default_cache_dir, write_atomically
 
 if TYPE_CHECKING:
-    from treetune.system.processes import WorkerPool
+    from treetune.system.processes import ProgramPool
 
 
 _MEMORY, _MEMORY_RATIO = 320 << 20, 8
@@ -78,10 +78,10 @@ def ask_reader(asked: ReadRequest) -> None:
 
 
 @cache
-def _workers() -> WorkerPool:
-    from treetune.system.processes import WorkerPool
+def _workers() -> ProgramPool:
+    from treetune.system.processes import ProgramPool
 
-    return WorkerPool(
+    return ProgramPool(
         "treetune.runs.foreign.cached_run", "the reader of runs", "reinstall Treetune", flags=("-P", "-m")
     )
 

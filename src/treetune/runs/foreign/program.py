@@ -78,7 +78,7 @@ class Program:
         return {}
 
 
-class Row(NamedTuple):
+class RecordedRow(NamedTuple):
     """A line of JSON."""
 
     values: dict[str, Any] | None
@@ -87,7 +87,7 @@ class Row(NamedTuple):
     fault: str
 
 
-def read_rows(file: Path, after: int = 0) -> Iterator[Row]:
+def read_rows(file: Path, after: int = 0) -> Iterator[RecordedRow]:
     """The lines of a JSON lines file. An incomplete last line is still being written, and is left out."""
     with open_regular(file) as lines:
         lines.seek(after)
@@ -103,7 +103,7 @@ def read_rows(file: Path, after: int = 0) -> Iterator[Row]:
                 values, fault = None, f"{file.name}, at byte {begins}: {error}"
             if values is not None and not isinstance(values, dict):
                 values, fault = None, f"{file.name}, at byte {begins}: not a JSON object"
-            yield Row(values, after, fault)
+            yield RecordedRow(values, after, fault)
 
 
 def read_grouped(

@@ -29,7 +29,7 @@ from re import _compiler, _parser  # type: ignore[attr-defined]  # isort: skip
 from re import _constants as op  # type: ignore[attr-defined]  # isort: skip
 
 if TYPE_CHECKING:
-    from treetune.system.processes import WorkerPool
+    from treetune.system.processes import ProgramPool
 
 STEPS = 10_000_000
 """The maximum number of steps of a search in this process, about a tenth of a second."""
@@ -67,11 +67,11 @@ def _with_bound(pattern: str, ignore_case: bool) -> tuple[re.Pattern[str], Bound
 
 
 @cache
-def _workers() -> WorkerPool:
-    from treetune.system.processes import WorkerPool  # here, because few patterns need a process
+def _workers() -> ProgramPool:
+    from treetune.system.processes import ProgramPool  # here, because few patterns need a process
 
     worker = Path(__file__).with_name("search_worker.py")
-    return WorkerPool(str(worker), "the search", "check that Python starts: python -c 'import re'")
+    return ProgramPool(str(worker), "the search", "check that Python starts: python -c 'import re'")
 
 
 SMALL = 32

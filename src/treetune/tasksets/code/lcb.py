@@ -50,7 +50,7 @@ _PYTHON = ("", "python", "py", "python3", "python2", "py3", "ipython")
 _NOTHING = object()
 
 
-class Case(msgspec.Struct, frozen=True):
+class TestCase(msgspec.Struct, frozen=True):
     stdin: str
     stdout: str
     arguments: list[Any]
@@ -59,7 +59,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class CodingProblem(msgspec.Struct, frozen=True):
-    cases: list[Case]
+    cases: list[TestCase]
     function: str | None = None
     """The function to call, if the answer defines it."""
     program: bool = True
@@ -83,14 +83,14 @@ class CodingProblem(msgspec.Struct, frozen=True):
             name = (cases[0].get("metadata") or {}).get("func_name")
             if not isinstance(name, str) or not name.isidentifier():
                 raise ValueError("has functional cases without metadata.func_name")
-            return cls([Case("", "", *_read_call(case, None)) for case in cases], name, program=False)
+            return cls([TestCase("", "", *_read_call(case, None)) for case in cases], name, program=False)
         stub = None if cases[0].get("testtype") else find_stub(messages)
         texts = [(_write_text(case["input"]), _write_text(case["output"])) for case in cases]
         if stub is None:
-            return cls([Case(*text, [], None) for text in texts])
+            return cls([TestCase(*text, [], None) for text in texts])
         name, parameters = stub
         calls = [_read_call(case, parameters) for case in cases]
-        return cls([Case(*text, *call) for text, call in zip(texts, calls, strict=True)], name)
+        return cls([TestCase(*text, *call) for text, call in zip(texts, calls, strict=True)], name)
 
     async def run(self, code: str, strict: bool = True) -> tuple[int, str]:
         """Run code on the cases. Return how many are right before the first wrong one, and why that one is wrong."""
@@ -209,7 +209,7 @@ def judge(problem: CodingProblem, result: Result, called: bool, strict: bool = T
     return total, "right"
 
 
-def _find_fault(case: Case, report: CaseReport | None, called: bool, strict: bool) -> str | None:
+def _find_fault(case: TestCase, report: CaseReport | None, called: bool, strict: bool) -> str | None:
     """Return why a case is wrong; None if it is right."""
     if report is None:
         return "it broke off"
@@ -388,7 +388,7 @@ def _read_value(text: str) -> Any:
         return text
 
 
-def _store_case(problem: CodingProblem, case: Case, raw: dict[str, Any]) -> dict[str, Any]:
+def _store_case(problem: CodingProblem, case: TestCase, raw: dict[str, Any]) -> dict[str, Any]:
     """Return a case as skyrl-gym reads it."""
     if problem.function is None:
         return {**raw, "input": case.stdin, "output": case.stdout}

@@ -1,7 +1,7 @@
 """Exports the rollouts that a query selects as a file: traces as JSON lines, a table in parquet, or an Inspect log.
 
-    Selection(run, "failed", "jsonl").write(Path("failed.jsonl"))
-    for part in Selection(run, query, "parquet").parts(): ...
+    RunExport(run, "failed", "jsonl").write(Path("failed.jsonl"))
+    for part in RunExport(run, query, "parquet").parts(): ...
 
 The selection is fixed when it is created: a run that grows or is resumed in the meantime changes nothing.
 """
@@ -27,7 +27,7 @@ from treetune.runs.run import Run
 _PART = 1 << 20
 
 
-class Selection:
+class RunExport:
     def __init__(self, run: Run, query: str, format: str) -> None:
         self._run, self._format = run, format
         rows = np.flatnonzero(run.fits(query))
