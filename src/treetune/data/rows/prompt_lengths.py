@@ -26,7 +26,7 @@ from treetune.errors import MissingExtraError, TasksetError, UsageError, format_
 from treetune.system.digest import digest
 
 PIECES = 50_000
-"""How many text pieces have their token counts cached at most."""
+"""The maximum number of text pieces whose token counts are cached."""
 
 TEMPLATE_FAILS = "the chat template fails: "
 
