@@ -135,5 +135,5 @@ def connect(socket: zmq.Socket[bytes], address: str, server_key: bytes | None = 
         socket.close(0)
         raise UsageError(
             f"cannot connect to {address!r}: {error}",
-            remedy="an address must be tcp://HOST:PORT, and a key its 40 characters",
+            remedy="an address must be tcp://HOST:PORT, and a key must have 40 characters",
         ) from None
