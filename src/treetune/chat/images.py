@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from treetune.chat.message import Message
+from treetune.errors import truncate
 
 MOST_BYTES = 20 << 20
 """The maximum size of one image, as accepted by common endpoints."""
@@ -213,7 +214,7 @@ def label(url: str) -> str:
     except ValueError as error:
         return str(error)
     if data is None:
-        return f"at {url if len(url) <= 200 else url[:199] + '…'}"
+        return f"at {truncate(url, 200)}"
     name = hashlib.blake2b(data, digest_size=4).hexdigest()
     try:
         header = read_header(data)
@@ -247,5 +248,4 @@ def name_all(value: Any) -> Any:
 
 def shorten(value: Any, most: int = 60) -> str:
     """A value for display: shortened, with images replaced by labels."""
-    text = repr(name_all(value))
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return truncate(repr(name_all(value)), most)

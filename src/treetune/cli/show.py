@@ -25,7 +25,7 @@ from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace, Turn
 from treetune.data.rows.prompt_lengths import load_tokenizer
-from treetune.errors import TreetuneError, UsageError, user_code
+from treetune.errors import TreetuneError, UsageError, truncate, user_code
 from treetune.evaluation import ask_server, find_served, read_taskset, render
 from treetune.play.toolbox import list_tools
 from treetune.runs.discovery import find_run, open_run
@@ -171,7 +171,7 @@ def show_rollouts(run: Run, query: str, most: int, as_json: bool) -> None:
             Text(entry.outcome, style=_COLOURS.get(entry.outcome, "red")),
             f"{entry.turns}",
             entry.source,
-            _one_line(entry.answer or "") if entry.failure is None else _tell_failure(run, entry),
+            truncate(entry.answer or "", _WIDEST) if entry.failure is None else _tell_failure(run, entry),
         )
         for entry in found[:most]
     ]
@@ -200,11 +200,6 @@ def _plain(entry: Entry) -> dict[str, Any]:
     return {name: getattr(entry, name) for name in entry.__struct_fields__ if name not in places}
 
 
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _WIDEST else line[: _WIDEST - 1] + "…"
-
-
 def show_rollout(trace: Trace, rendered: Rendered | None, why_not: str | None, as_json: bool) -> None:
     """Shows one complete rollout, and how its environment renders it."""
     if as_json:
@@ -231,7 +226,7 @@ def show_rollout(trace: Trace, rendered: Rendered | None, why_not: str | None, a
         if fact not in (None, ""):
             screen.print(Text.assemble((f"{name}: ", "bold"), str(fact)))
     for judgement in trace.judgements:
-        screen.print(Text.assemble(("judge: ", "bold"), _one_line(str(judgement.answer))))
+        screen.print(Text.assemble(("judge: ", "bold"), truncate(str(judgement.answer), _WIDEST)))
     if (failure := trace.failure) is not None:
         where = f" at {failure.place}" if failure.place else ""
         screen.print(Text(f"{failure.type}{where} ({failure.phase}): {failure.message}", style="red"))
@@ -251,7 +246,7 @@ def _show_turn(screen: Screen, number: int, turn: Turn, reward: str) -> None:
     if turn.message is not None:
         _show_message(screen, turn.message)
     facts = [f"turn {number}", reward]
-    facts += [f"{key}: {_one_line(str(value))}" for key, value in turn.info.items()]
+    facts += [f"{key}: {truncate(str(value), _WIDEST)}" for key, value in turn.info.items()]
     screen.print(Text("  ".join(facts), style="dim"))
 
 

@@ -22,7 +22,7 @@ from treetune.chat.tokens import Tokens
 from treetune.core.contract import Contract, Credit
 from treetune.core.policy import Usage
 from treetune.core.task import Task
-from treetune.errors import place_of, traceback_of
+from treetune.errors import place_of, traceback_of, truncate
 
 _BRIEF = 300
 """The maximum length of a failure in a line of a summary or table."""
@@ -78,8 +78,7 @@ class Failure(msgspec.Struct):
         if self.message == self.type:
             return ""
         said, arrow, remedy = self.message.partition("\n  -> ")
-        line = " ".join(said.split())
-        line = line if len(line) <= _BRIEF else f"{line[: _BRIEF - 1]}…"
+        line = truncate(said, _BRIEF)
         return f"{line} -> {' '.join(remedy.split())}" if arrow else line
 
     @property

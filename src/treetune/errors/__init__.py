@@ -414,6 +414,12 @@ def plural(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'s' if number != 1 else ''}"
 
 
+def truncate(text: str, most: int) -> str:
+    """The text on one line, of at most `most` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
 def join_names(names: Iterable[str]) -> str:
     """`'a' or 'b'`."""
     return " or ".join(map(repr, names))

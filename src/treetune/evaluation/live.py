@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from treetune.core.trace import Outcome, Trace
+from treetune.errors import truncate
 from treetune.evaluation.config import Evaluation
 from treetune.runs.summary import Tally
 from treetune.system.screen import Screen
@@ -89,21 +90,19 @@ class Display:
 
 def _setting(key: str, value: Any) -> str:
     """Puts a setting on one line, because a prompt may have several lines, and a scorer a rubric."""
-    text = " ".join(str(value).split())
-    return f"{key}={text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + '…'}"
+    return f"{key}={truncate(str(value), _LONGEST_VALUE)}"
 
 
 def _rollout_line(trace: Trace) -> Text:
     what = trace.answer or trace.explanation or ""
     if (failure := trace.failure) is not None:
         what = failure.full_message
-    what = what.partition("\n")[0]
     return Text.assemble(
         # The reward comes early: a narrow terminal cuts off the end.
         f"task {trace.task.idx:<6} r{trace.rollout:<3} ",
         f"{'-' if trace.reward is None else format(trace.reward, '.2f'):>6}  ",
         (f"{trace.outcome.value:<18}", _COLOURS.get(trace.outcome, "red")),
         f"{trace.timing.total:7.2f}s  ",
-        what if len(what) <= 80 else what[:79] + "…",
+        truncate(what.partition("\n")[0], 80),
         no_wrap=True,
     )

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from treetune.errors import UsageError, did_you_mean
+from treetune.errors import UsageError, did_you_mean, truncate
 from treetune.runs.columns import NOTES, NUMBERS, TEXTS, Columns, Mask
 
 _TOKENS = re.compile(
@@ -125,8 +125,7 @@ class Query:
     def _wrong(self, problem: str) -> UsageError:
         words = ", ".join(WORDS)
         remedy = f'write for example: reward<0.5 & source=gsm8k "therefore"; words are {words}'
-        shown = self.text if len(self.text) <= 200 else f"{self.text[:200]}…"
-        return UsageError(f"the query {shown!r}: {problem}", remedy=remedy)
+        return UsageError(f"the query {truncate(self.text, 200)!r}: {problem}", remedy=remedy)
 
     def _next(self) -> str | None:
         """The next operator; "" if a condition comes next."""
