@@ -28,7 +28,7 @@ from treetune.data.rows.parquet import table_of
 from treetune.data.validate import RULES, FilesReport, column_types, validate, validate_dataset
 from treetune.data.validate.gold import empty_answer
 from treetune.data.validate.prefilter import columns_of, keys_of, prefilter
-from treetune.data.validate.prompt_rules import Lengths, is_validation, key_of
+from treetune.data.validate.prompt_rules import LengthCheck, is_validation, key_of
 from treetune.data.validate.row import check_row
 from treetune.data.validate.rules import RowContext
 from treetune.errors import UsageError
@@ -655,7 +655,7 @@ def test_prompts_are_rendered_and_counted(write: Any, tmp_path: Path) -> None:
     ]
     first = 1 if write is faults.lines else 0
     expected = {"prompt-too-long": [1], "template-fails": [2], "rare-role": [2], "special-tokens": [3]}
-    found = told(write(tmp_path / "a", data), lengths=Lengths(Letters(), 10))
+    found = told(write(tmp_path / "a", data), lengths=LengthCheck(Letters(), 10))
     assert found == {rule: [row + first for row in rows] for rule, rows in expected.items()}
 
 
@@ -663,10 +663,10 @@ def test_a_tokenizer_without_special_tokens_or_without_a_template(tmp_path: Path
     tokenizer = Letters()
     tokenizer.all_special_tokens = ()
     path = faults.parquet(tmp_path / "a", [faults.row(0, prompt=faults.user("<s>"))])
-    assert told(path, lengths=Lengths(tokenizer, 10)) == {}
+    assert told(path, lengths=LengthCheck(tokenizer, 10)) == {}
     tokenizer.chat_template = None
     with pytest.raises(UsageError, match="no chat template"):
-        Lengths(tokenizer, 10)
+        LengthCheck(tokenizer, 10)
 
 
 # Gold answers

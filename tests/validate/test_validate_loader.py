@@ -35,13 +35,13 @@ from loguru import logger
 from skyrl.train.dataset import PromptDataset
 from tiny_model import make_tokenizer
 from treetune.data.validate import validate
-from treetune.data.validate.prompt_rules import Lengths
+from treetune.data.validate.prompt_rules import LengthCheck
 
 logger.remove()
 datasets.disable_progress_bars()
 datasets.config.HF_DATASETS_CACHE = tempfile.mkdtemp()
 tokenizer, path = make_tokenizer(), sys.argv[1]
-report = validate(path, lengths=Lengths(tokenizer, 100))
+report = validate(path, lengths=LengthCheck(tokenizer, 100))
 counts = {finding.rule: finding.count for finding in report.findings}
 loaded = PromptDataset(path, tokenizer, max_prompt_length=100, num_workers=1)
 loader = report.rows - len(loaded)
