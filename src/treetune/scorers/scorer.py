@@ -36,7 +36,6 @@ from treetune.scorers.reading.answer_format import AnswerFormat, asked_form
 from treetune.scorers.reading.extraction import extract
 from treetune.scorers.reading.numerals import plain, read_amount, read_truth
 from treetune.scorers.reading.statements import Extraction
-from treetune.scorers.reading.wording import read_text, same
 
 KINDS: dict[str, str] = tables["SCORERS"]
 """Where each kind is defined."""
@@ -191,8 +190,10 @@ class Rule(Scorer, frozen=True, tag="rule"):
         if None not in numbers:
             found = extract(answer, self.answer, read_amount)
             return judged(found, found.text is not None and found.value in numbers, truths)
-        found = extract(answer, self.answer, read_text)
-        right = found.text is not None and any(same(found.text, one) for one in truths)
+        from treetune.scorers.reading import wording  # here, because declaring a task does not need it
+
+        found = extract(answer, self.answer, wording.read_text)
+        right = found.text is not None and any(wording.same(found.text, one) for one in truths)
         return judged(found, right or self.is_verbatim(found, answer, truths), truths)
 
 
