@@ -34,6 +34,7 @@ from treetune.cli.listing import TaskKind, cells
 from treetune.errors import TreetuneError
 from treetune.trainers.trl import TrlTasks, score_rows
 from treetune.trainers.trl import __main__ as running
+from treetune.trainers.trl.episode_trainer import EpisodeTrainer
 
 GROUP, BATCH = 4, 8
 DONE = "Done."
@@ -94,7 +95,7 @@ class Told:
             return self._stand_in_for_vllm(patch)
         told, reward, arguments = self, TrlTasks.reward, TrlTasks.trainer_arguments
 
-        class Teller(GRPOTrainer):
+        class Teller(EpisodeTrainer):
             def _generate_single_turn(self, prompts: Any, *_: Any, **__: Any) -> Any:
                 ids = letters(told.tokenizer, told.texts[told.turns])
                 told.turns += 1
@@ -109,7 +110,7 @@ class Told:
             told.rewards += (rewards := reward(tasks, prompts, completions, **columns))
             return rewards
 
-        patch.setattr("trl.GRPOTrainer", Teller)
+        patch.setattr("treetune.trainers.trl.episode_trainer.EpisodeTrainer", Teller)
         patch.setattr(TrlTasks, "reward", note)
         if self.way is not None:
             patch.setattr(TrlTasks, "trainer_arguments", partialmethod(arguments, using=self.way))
@@ -126,7 +127,7 @@ class Told:
 
             def note(sample: Any) -> None:
                 self.turns = len(self.texts)
-                self.rewards.append(sample.metrics["reward"])
+                self.rewards += [reward] if (reward := sample.metrics.get("reward")) is not None else []
                 self.rows.append((list(sample.input_ids), list(sample.completion_mask)))
                 put(sample)
 

@@ -26,7 +26,7 @@ from trl_speaker import Speaker, rollout
 from verl_task import DOUBLES
 
 from treetune import Environment, Step, Task, Taskset
-from treetune.errors import UsageError
+from treetune.errors import CreditError, UsageError
 from treetune.serve.errors import ServeError
 from treetune.system import threads
 from treetune.tasksets.target import load_taskset
@@ -219,7 +219,7 @@ def test_a_first_prompt_that_is_too_long_has_no_reward_and_nothing_to_train_on(c
     assert len(columns["prompt_ids"][0]) > 0
 
 
-def test_hooks_replace_what_they_say(caplog):
+def test_hooks_replace_what_they_say():
     class Custom(TrlTasks):
         def format_observation_to_messages(self, observation, history):
             return [{"role": "user", "content": observation["content"].upper()}]
@@ -229,14 +229,19 @@ def test_hooks_replace_what_they_say(caplog):
 
     tasks = Custom(Echoes())
     assert tasks.dataset(1)[0]["prompt"][0]["content"] == "SAY."
-    trainer = Speaker("og<end>", "pots<end>")
-    columns = rollout(tasks, trainer, [0])
-    rollout(tasks, Speaker("og<end>", "pots<end>"), [0, 1])
-    assert caplog.text.count("history was rewritten") == 1
-    # The hook tells another history, so only the messages since then are a row.
-    assert trainer.text(columns["prompt_ids"][0]) == plain([{"role": "user", "content": "YOU SAID GO."}])
-    assert trainer.text(columns["completion_ids"][0]) == "pots<end>"
-    assert columns["task_reward"] == [1.0]
+    columns = rollout(tasks, Speaker("pots<end>"), [0])
+    assert columns["task_reward"] == [0.5]
+
+
+def test_an_episode_of_several_rows_is_refused_and_asynchronous_training_named():
+    class Custom(TrlTasks):
+        """Tells another history."""
+
+        def format_observation_to_messages(self, observation, history):
+            return [{"role": "user", "content": observation["content"]}]
+
+    with pytest.raises(CreditError, match="became 2 rows"):
+        rollout(Custom(Echoes()), Speaker("go<end>", "stop<end>"), [0])
 
 
 def test_a_hook_may_change_the_messages_it_is_given():
@@ -247,11 +252,10 @@ def test_a_hook_may_change_the_messages_it_is_given():
             return super().format_observation_to_messages(observation, history)
 
     trainer = Speaker("yes<end>", "stop<end>")
-    columns = rollout(Shouts(Echoes()), trainer, [0])
+    with pytest.raises(CreditError):  # that is another history, so the episode would be two rows
+        rollout(Shouts(Echoes()), trainer, [0])
     (prompt,) = trainer.calls[1]
     assert "<start>assistant\nYES<end>" in trainer.text(prompt)
-    assert trainer.text(columns["prompt_ids"][0]) == trainer.text(prompt)
-    assert trainer.text(columns["completion_ids"][0]) == "stop<end>"
 
 
 def test_hooks_run_where_they_may_block():

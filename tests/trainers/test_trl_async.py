@@ -17,9 +17,9 @@ from chat_templates import Letters, forgets_thoughts, plain
 from kinds import KINDS, write_targets, written
 from trl_speaker import RolloutSample
 
-from treetune import Environment, Step, Task, Taskset
+from treetune import Contract, Environment, Step, Task, Taskset
 from treetune.cli.listing import cells
-from treetune.errors import UsageError
+from treetune.errors import CreditError, UsageError
 from treetune.system import threads
 from treetune.trainers.trl import TrlTasks
 
@@ -60,6 +60,28 @@ class Echoes(Taskset):
 
     def environment(self, task):
         return Echo(task)
+
+
+class Pays(Echo):
+    """Pays one episode for its first turn, twice, and the other for its last."""
+
+    started = 0
+
+    def start(self):
+        Pays.started += 1
+        self.rewards = [[2.0, 0.0], [0.0, 1.0]][Pays.started % 2]
+        return super().start()
+
+    def step(self, action):
+        last = action.text == "stop"
+        return Step("Go on.", reward=self.rewards[last], done=last)
+
+
+class Paid(Echoes):
+    CONTRACT = Contract(credit="turn")
+
+    def environment(self, task):
+        return Pays(task)
 
 
 def config(url, **options):
@@ -145,6 +167,27 @@ def test_a_sample_has_the_oldest_weights_that_it_was_sampled_by(tmp_path):
         first, second = take(tasks.worker, 2)
         tasks.worker.stop()
     assert (first.model_version, second.model_version) == (5, 6)
+
+
+def test_with_credit_by_turn_a_sample_trains_the_turns_of_one_advantage(tmp_path):
+    answers = answers_of("yes<end>", "stop<end>")
+    with vllm_stand_in.running(tmp_path, answers) as vllm, TrlTasks(Paid()) as tasks:
+        worker = worker_of(tasks, config(vllm.url, token_budget=None))
+        worker.start()
+        samples = take(worker, 4)
+        worker.stop()
+    trained = [sample.input_ids[sample.completion_mask.astype(bool)].tolist() for sample in samples]
+    assert trained == [answers[0], answers[1]] * 2
+    # From the first turn on they earn 1 and 2, from the second on 1 and 0; the deviation is that of a population.
+    deviation = ((0.5**2 + 0.5**2) / 2) ** 0.5
+    by_episode = sorted([one.advantage * deviation for one in samples[at : at + 2]] for at in (0, 2))
+    assert by_episode == [pytest.approx([-0.5, 0.5]), pytest.approx([0.5, -0.5])]
+    assert [len(sample.metrics) > 0 for sample in samples] == [True, False] * 2
+
+
+def test_credit_by_turn_is_refused_where_micro_batches_count_samples():
+    with TrlTasks(Paid()) as tasks, pytest.raises(CreditError, match="token_budget=-1"):
+        worker_of(tasks, config("http://127.0.0.1:9", token_budget=-1))
 
 
 def test_a_history_that_is_rewritten_is_several_samples_with_one_advantage(tmp_path):

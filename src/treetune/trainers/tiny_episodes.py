@@ -33,10 +33,15 @@ class TinyModel(torch.nn.Module):  # type: ignore[misc]
         self.head = torch.nn.Linear(_WIDTH, VOCABULARY)
         self.double()
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        seen = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+    def forward(
+        self, ids: torch.Tensor, places: torch.Tensor | None = None, attended: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Each token attends to those before it, or to those that `attended` marks."""
+        seen = self.tokens(ids) + self.places(torch.arange(ids.shape[1]) if places is None else places)
         query, key, value = self.attention(seen).chunk(3, -1)
-        mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=attended, is_causal=attended is None
+        )
         logits: torch.Tensor = self.head(torch.tanh(seen + mixed))
         return logits
 

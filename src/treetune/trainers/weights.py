@@ -22,6 +22,7 @@ CASES = {
     "skyrl": "treetune.trainers.skyrl.weights:cases",
     "slime": "treetune.trainers.slime.weights:cases",
     "verl": "treetune.trainers.verl.weights:cases",
+    "trl": "treetune.trainers.trl.weights:cases",
 }
 """The function of each trainer that yields its cases."""
 CUTS: dict[str, Sequence[int]] = {

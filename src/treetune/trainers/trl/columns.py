@@ -34,6 +34,8 @@ class TaskOpening(NamedTuple):
     """Whether any answer ends it; False if that is unknown."""
     in_groups: bool = False
     """Whether its rollouts are scored together."""
+    by_turn: bool = False
+    """Whether its turns have a credit of their own."""
 
 
 def make_dataset(openings: Sequence[TaskOpening], environments: Sequence[str] = ()) -> Any:
@@ -75,6 +77,8 @@ def choose(openings: Sequence[TaskOpening]) -> tuple[Way, str]:
     """Choose how TRL plays the tasks, and give the reason."""
     if any(opening.in_groups for opening in openings):
         return "rollout_func", "rollouts of a task are scored together"
+    if any(opening.by_turn for opening in openings):
+        return "rollout_func", "turns have a credit of their own"
     with_tools = any(opening.tools for opening in openings)
     if any(has_images(opening.messages) for opening in openings):
         if with_tools:

@@ -88,9 +88,11 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
 def find_trainer(name: str) -> tuple[Any, Any]:
     try:
         if name == "grpo":
-            from trl import GRPOConfig, GRPOTrainer
+            from trl import GRPOConfig
 
-            return GRPOConfig, GRPOTrainer
+            from treetune.trainers.trl.episode_trainer import EpisodeTrainer
+
+            return GRPOConfig, EpisodeTrainer
         if name == "async":
             from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 

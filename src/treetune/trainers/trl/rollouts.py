@@ -8,12 +8,16 @@ from types import coroutine
 from typing import Any
 
 from treetune.chat.tokens import TokenSequence
-from treetune.errors import UsageError
+from treetune.errors import CreditError, UsageError
+from treetune.trainers.credit import Row
 from treetune.trainers.token_episode import PlayedEpisode, Sampled, TokenEpisode
 from treetune.trainers.trl.columns import task_index_of
 
 Generate = Callable[[list[list[int]], Any], tuple[list[list[int]], list[list[float]] | None]]
 """Samples one answer to each prompt: (prompts in tokens, the trainer) -> (tokens sampled, their logprobs if known)."""
+
+CREDIT = "turn_credit"
+"""The column with what the advantages of an episode need, for `EpisodeTrainer`."""
 
 _Playing = Coroutine[Any, Any, None]
 
@@ -90,6 +94,24 @@ def longest_prompt(trainer: Any) -> int | None:
     return min(limits) - answer
 
 
+def check_turn_credit(episodes: Sequence[TokenEpisode], trainer: Any) -> None:
+    """Raise if the tasks of a batch have credit by turn, and the trainer cannot give it."""
+    if all(each.contract.credit != "turn" or each.contract.turns == 1 for each in episodes):
+        return
+    check = getattr(trainer, "check_turn_credit", None)
+    if check is None:
+        problem = f"the tasks have credit: turn, and {type(trainer).__name__} has one advantage for an episode"
+        raise CreditError(problem, remedy="use EpisodeTrainer of treetune.trainers.trl.episode_trainer instead")
+    check()
+
+
+def check_rows(count: int) -> None:
+    """Raise if an episode became several rows."""
+    if count > 1:
+        problem = f"the chat template or a hook rewrote history: an episode became {count} rows, GRPOTrainer takes one"
+        raise CreditError(problem, remedy="use AsyncGRPO (trainer=async), or do not change what was said")
+
+
 def groups_of(episodes: Sequence[TokenEpisode], prompts: Sequence[Any], trainer: Any) -> list[list[TokenEpisode]]:
     """Return the groups of a batch whose tasks are scored together: a trainer's batch has the rollouts of a prompt next
     to each other. Raises if a group is divided between processes."""
@@ -112,17 +134,32 @@ def columns_of(episodes: list[TokenEpisode], end_token: int) -> dict[str, Any]:
     rows = [_tokens_of(each, end_token) for each in episodes]
     starts = [row.mask.index(1) if 1 in row.mask else len(row.ids) - 1 for row in rows]
     cut = list(zip(rows, starts, strict=True))
+    rewards = [each.reward for each in episodes]
     with_logprobs = all(row.logprobs for row in rows)
     return {
         "prompt_ids": [row.ids[:start] for row, start in cut],
         "completion_ids": [row.ids[start:] for row, start in cut],
         "logprobs": [row.logprobs[start:] for row, start in cut] if with_logprobs else None,
         "env_mask": [row.mask[start:] for row, start in cut],
-        "task_reward": [each.reward for each in episodes],
+        "task_reward": rewards,
         "task_metrics": [metrics_of(each, each.turns) for each in episodes],
         "num_turns": [each.turns for each in episodes],
         "turn_rewards": [each.rewards for each in episodes],
+        CREDIT: list(map(_credit_of, episodes, rows, starts, rewards)),
     }
+
+
+def _credit_of(played: TokenEpisode, row: TokenSequence, start: int, reward: float | None) -> Row:
+    spans = [(turn, max(0, first - start), max(0, end - start)) for turn, first, end in row.spans]
+    rewards = [] if reward is None else rewards_of(played, reward)
+    return Row(0, 0, rewards, spans, len(row.ids) - start, *played.contract.turn_credit)
+
+
+def rewards_of(played: TokenEpisode, reward: float) -> list[float]:
+    """Return the rewards of the turns of an episode with this reward."""
+    if played.contract.credit == "turn":
+        return played.shape_each(played.turns)
+    return [0.0] * (len(played.rewards) - 1) + [reward]
 
 
 def metrics_of(played: PlayedEpisode | None, turns: int) -> dict[str, float]:

@@ -19,7 +19,7 @@ from treetune.chat.tokens import NO_IMAGES, ChatTokens
 from treetune.core.environment import Observation
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace
-from treetune.errors import UsageError
+from treetune.errors import CreditError, UsageError
 from treetune.play import streams
 from treetune.play.episode import CLOSE_SECONDS
 from treetune.serve import ServeError
@@ -51,6 +51,8 @@ from treetune.trainers.trl.environments import (
 )
 from treetune.trainers.trl.rollouts import (
     Generate,
+    check_rows,
+    check_turn_credit,
     columns_of,
     groups_of,
     hand_over,
@@ -150,6 +152,8 @@ class TrlTasks(Hooks):
             raise UsageError(f"using={way!r}: there is no such way", remedy=f"choose one of {', '.join(WAYS)}")
         if way != "rollout_func" and any(opening.in_groups for opening in openings):
             raise UsageError(f"{way} scores each answer alone, but the tasks have score_group()", remedy=BY_ROLLOUTS)
+        if way != "rollout_func" and any(opening.by_turn for opening in openings):
+            raise CreditError(f"{way} has no credit by turn, which the tasks declare", remedy=BY_ROLLOUTS)
         if using is None:
             log.warning("TRL plays these tasks by its argument %s: %s (using= chooses another)", way, why)
         rows = self._rows(indices, openings, way)
@@ -165,6 +169,7 @@ class TrlTasks(Hooks):
     ) -> dict[str, Any]:
         """Return the arguments of an `AsyncGRPOTrainer` besides `model` and `args`, its AsyncGRPOConfig: the dataset,
         and a worker that plays the tasks with the vLLM server of `args`."""
+        from treetune.trainers.trl.async_samples import check_token_budget
         from treetune.trainers.trl.worker import RolloutWorker  # here, because HTTP is slow to import
 
         if processing_class is None:
@@ -177,6 +182,8 @@ class TrlTasks(Hooks):
         openings = self._look_at(self._list_kinds(indices))
         if any(has_images(opening.messages) for opening in openings):
             raise UsageError(NO_IMAGES, remedy="train these tasks with a GRPOTrainer: trainer_arguments()")
+        if any(opening.by_turn for opening in openings):
+            check_token_budget(args.token_budget)
         rows = self._rows(indices, openings, "rollout_func")
         tokenizer = getattr(processing_class, "tokenizer", processing_class)
         worker = RolloutWorker(
@@ -259,14 +266,15 @@ class TrlTasks(Hooks):
         with self._start(list(map(task_index_of, prompts))) as started:
             chat = self._chat[1]
             played = [TokenEpisode(chat, self, episode, hand_over, longest_prompt=longest) for episode in started]
+            check_turn_credit(played, trainer)
             play_together(played, self._generate, self._step_many, trainer)
             threads.run_in_background(_gather(map(score_group, groups_of(played, prompts, trainer))))
         for each in played:
             if each.failure is not None:
                 self._log.add(each.failure)
         self._report(getattr(trainer, "state", None), map(task_index_of, prompts), map(trace_of_tokens, played))
-        if any(len(each.tokens.sequences) > 1 for each in played):
-            self._log.warn_once("history was rewritten in an episode: only the messages since then are trained on")
+        for each in played:
+            check_rows(len(each.tokens.sequences))
         return columns_of(played, tokenizer.eos_token_id)
 
     def _report(self, state: Any, indices: Iterable[int], traces: Iterable[Trace]) -> None:
@@ -311,7 +319,8 @@ class TrlTasks(Hooks):
                     raise episode
                 messages = self.show(episode.observation, [])
                 contract, one_answer = self.contract_of(episode), getattr(episode, "one_answer", False)
-                openings.append(TaskOpening(index, messages, episode.tools, one_answer, contract.group_score))
+                by_turn = contract.credit == "turn" and not one_answer
+                openings.append(TaskOpening(index, messages, episode.tools, one_answer, contract.group_score, by_turn))
         return openings
 
     def _list_kinds(self, indices: Sequence[int]) -> list[int]:

@@ -19,10 +19,9 @@ import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from statistics import fmean, pstdev
 from typing import Any, Self
 
-from treetune.chat.tokens import ChatTokens, Prompt, TokenSequence
+from treetune.chat.tokens import ChatTokens, Prompt
 from treetune.core.trace import Trace
 from treetune.errors import EndpointRefusal, PolicyError, TreetuneError, UsageError, format_error
 from treetune.models import EndpointConfig
@@ -30,78 +29,15 @@ from treetune.models.endpoint import Endpoint
 from treetune.system import threads
 from treetune.trainers.episodes import LiveEpisodes, LocalEpisode
 from treetune.trainers.group_scores import score_group
-from treetune.trainers.rollout_log import split_answers, trace_of_tokens
+from treetune.trainers.rollout_log import trace_of_tokens
 from treetune.trainers.token_episode import FailureLog, Hooks, Sampled, TokenEpisode, play_episode
+from treetune.trainers.trl.async_samples import SEVERAL_SAMPLES, EpisodeGroup
 
 log = logging.getLogger("treetune.trl")
 _BEAT = 0.5
 _LONGEST_BEAT = 30.0
 """A busy machine may be slow."""
 _STOP_SECONDS = 30.0
-
-_SMALL = 1e-8
-
-
-class EpisodeGroup:
-    def __init__(self, number: int, size: int) -> None:
-        self.number, self.size = number, size
-        self._ended = 0
-        self.played: list[TokenEpisode] = []
-
-    def add(self, played: TokenEpisode | None) -> None:
-        """Add an ended episode. A rollout without a reward does not count in the comparison and is not trained on."""
-        self._ended += 1
-        if played is not None:
-            self.played.append(played)
-
-    @property
-    def complete(self) -> bool:
-        return self._ended == self.size
-
-    def samples(self) -> list[Any]:
-        """Return a `RolloutSample` per token sequence. Sequences of one episode share its advantage, as in TRL."""
-        from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
-
-        scored = [(played, reward) for played in self.played if (reward := played.reward) is not None]
-        if not scored:
-            return []
-        rewards = [reward for _, reward in scored]
-        mean, spread = fmean(rewards), pstdev(rewards)
-        samples = []
-        for played, reward in scored:
-            prompt, completion = split_answers(played.messages, played.turns)
-            metrics = {
-                **played.metrics,
-                "reward": reward,
-                "reward_std": spread,
-                "rewards/treetune": reward,
-                "num_turns": float(played.turns),
-            }
-            for sequence in played.tokens.sequences:
-                if not any(sequence.mask):  # no answer was given
-                    continue
-                samples.append(
-                    RolloutSample(
-                        prompt=prompt,
-                        completion=completion,
-                        **_arrays(sequence),
-                        advantage=(reward - mean) / (spread + _SMALL),
-                        model_version=min(version for version in sequence.versions if version >= 0),
-                        group_id=self.number,
-                        metrics=dict(metrics),
-                    )
-                )
-        return samples
-
-
-def _arrays(sequence: TokenSequence) -> dict[str, Any]:
-    import numpy as np
-
-    return {
-        "input_ids": np.asarray(sequence.ids, dtype=np.int64),
-        "completion_mask": np.asarray(sequence.mask, dtype=np.int64),
-        "old_log_probs": np.asarray(sequence.logprobs, dtype=np.float32),
-    }
 
 
 class RolloutWorker:
@@ -230,6 +166,8 @@ class RolloutWorker:
             group.add(played)
             if group.complete:
                 await _in_background(score_group(group.played))
+                if any(len(each.tokens.sequences) > 1 for each in group.played):
+                    self._lost.warn_once(SEVERAL_SAMPLES)
                 if self._report is not None:
                     self._report(self._version, [(index, trace_of_tokens(each)) for each in group.played])
                 await self._put(group)
