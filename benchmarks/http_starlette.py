@@ -26,7 +26,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from treetune.serve.http.routes import HttpDoor
-from treetune.serve.http.wire import HttpError, StartBody, StepBody, read_body
+from treetune.serve.http.wire import StartBody, StepBody, read_body
+from treetune.system.http_error import HttpError
 
 def make_app(episodes, ours=HttpDoor.make_app):
     env_server = episodes.server

@@ -13,8 +13,9 @@ import pytest
 from http_playing import BOTH, playing
 from serving import Colours, Numbers, Talking, run, until
 
-from treetune.serve.access import Access
 from treetune.serve.http import episodes, wire
+from treetune.system.access import Access
+from treetune.system.http_error import HttpError
 
 START = b"POST /api/episode/start HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
@@ -201,7 +202,7 @@ def test_a_body_that_is_small_as_bytes_and_large_as_values_is_refused_before_it_
 ):
     decoded = []
     monkeypatch.setattr(wire, "decode", lambda kind, data: decoded.append(len(data)))
-    with pytest.raises(wire.HttpError) as found:
+    with pytest.raises(HttpError) as found:
         wire.read_body(wire.StepBody, _step(content))
     assert found.value.status == status
     assert not decoded

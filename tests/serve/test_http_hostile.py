@@ -15,8 +15,8 @@ from serving import Numbers, Talks, run, until
 
 from treetune import Observation, Step
 from treetune.play.episode_table import EndedEpisodes, EpisodeEnded, ending
-from treetune.serve import process_limits
-from treetune.serve.http import listener
+from treetune.system import http_listener as listener
+from treetune.system import process_limits
 
 
 class Odd(Talks):

@@ -14,7 +14,7 @@ from serving import Colours, Dear, Numbers, Stream, Talking, Talks, run, until
 from treetune import Observation, Step
 from treetune.core.environment import show
 from treetune.errors import UsageError
-from treetune.serve.access import Access, parse_http_address
+from treetune.system.access import Access, parse_http_address
 from treetune.tasksets.arithmetic import Arithmetic
 
 

@@ -17,10 +17,10 @@ from openenv_playing import Echo, Echoes, Shopping, playing
 from serving import Numbers, run, until
 
 from treetune import Environment, Step, Task, Taskset
-from treetune.serve.access import Access
-from treetune.serve.http import listener
 from treetune.serve.openenv import door as doors
 from treetune.serve.openenv import session as sessions
+from treetune.system import http_listener as listener
+from treetune.system.access import Access
 
 MINE = {"X-Session-ID": "mine"}
 TOKEN = {"Authorization": "Bearer abc"}

@@ -35,13 +35,13 @@ from treetune import Mixture, Outcome, Sampling
 from treetune.core.contract import Limits
 from treetune.core.trace import Trace
 from treetune.play.protocol import PROTOCOL
-from treetune.serve.access import Access
 from treetune.serve.errors import BadRequest, Cancelled, Denied, Misused, ServeError, TaskRefused, Unreachable
 from treetune.serve.host import ModelsConfig
 from treetune.serve.messages import pack, unpack, unpack_plain
 from treetune.serve.task_signer import WireTask
 from treetune.serve.zmq.blocking import BlockingEnvClient
 from treetune.serve.zmq.client import EnvClient
+from treetune.system.access import Access
 
 TASKSETS = {
     "finite": Colours,

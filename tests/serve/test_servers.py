@@ -26,7 +26,6 @@ from serving import until
 from treetune.cli import app
 from treetune.errors import StorageError, UsageError
 from treetune.serve import register as directory
-from treetune.serve.access import Access
 from treetune.serve.errors import Denied
 from treetune.serve.register import (
     FolderRegister,
@@ -38,6 +37,7 @@ from treetune.serve.register import (
     read_entry,
     stay_registered,
 )
+from treetune.system.access import Access
 
 
 def entry(id="one", **fields):

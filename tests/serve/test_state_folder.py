@@ -11,8 +11,8 @@ from raising import raises_code
 from serving import Numbers, Raw, run, served, serving
 
 from treetune.errors import ResumeError, StorageError, TreetuneError, UsageError
-from treetune.serve.access import load_signing_key
 from treetune.serve.store import Store, pack_commits
+from treetune.system.access import load_signing_key
 
 KILLED, STOPPED = "killed", "stopped"
 

@@ -15,8 +15,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
-from treetune.serve.access import Access
-from treetune.serve.http.listener import HttpListener
+from treetune.system.access import Access
+from treetune.system.http_listener import HttpListener
 
 USED = [
     (HttpToolsProtocol, "connection_made", "writes are joined into one packet"),

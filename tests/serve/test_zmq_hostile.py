@@ -16,12 +16,12 @@ from raising import raises_code
 from serve_process import serve
 from serving import Numbers, Raw, Talking, run, serving, until
 
-from treetune.serve import process_limits
-from treetune.serve.access import Access
 from treetune.serve.messages import MOST_VALUES, check_values, pack, pack_head
 from treetune.serve.zmq import listener
 from treetune.serve.zmq.client import EnvClient
 from treetune.serve.zmq.listener import SMALL_BYTES
+from treetune.system import process_limits
+from treetune.system.access import Access
 
 MILLIONS = 20_000_000
 

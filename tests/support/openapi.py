@@ -15,7 +15,6 @@ from treetune.serve.http import wire
 from treetune.serve.http.wire import (
     CancelAnswer,
     CancelBody,
-    ErrorAnswer,
     HealthAnswer,
     InfoAnswer,
     StartAnswer,
@@ -27,6 +26,7 @@ from treetune.serve.http.wire import (
     StepBatchBody,
     StepBody,
 )
+from treetune.system.http_error import ErrorAnswer
 
 FILE = Path(wire.__file__).with_name("openapi.json")
 

@@ -10,7 +10,7 @@ import time
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-from treetune.serve import Access
+from treetune.system.access import Access
 from treetune.view import RunList, ViewServer
 
 

@@ -33,6 +33,7 @@ from treetune.errors import ConfigError, MissingExtraError, TreetuneError, Usage
 from treetune.loggers import About, RewardCurve, open_loggers
 from treetune.models import EndpointConfig, check_reachable
 from treetune.runs.rolling import RollingRun
+from treetune.system.access import Access
 from treetune.tasksets.target import read_target, refuse_server
 
 log = logging.getLogger("treetune.serve")
@@ -167,7 +168,7 @@ def serve_command(
     kept = {"state": state, "key_file": key_file, "accept_changes": accept_changes}
     draws = {"draw_tries": draw_tries, "lease": lease}
     config = _config(serve.ServerConfig, capacity=capacity, drain_seconds=drain, **kept, **draws)
-    access = serve.Access(token=token or None, curve_key=curve_key, open=open_access)
+    access = Access(token=token or None, curve_key=curve_key, open=open_access)
     config = msgspec.structs.replace(config, access=access, limits=limits)
     taskset = build_taskset(data["taskset"], raw=overrides, source=target)
     evaluation.refuse_unservable(taskset)

@@ -25,6 +25,7 @@ from treetune.cli.output import make_table, print_json
 from treetune.errors import UsageError, plural
 from treetune.evaluation import find_served
 from treetune.play.protocol import Info
+from treetune.system.access import Access
 from treetune.system.screen import Screen
 from treetune.tasksets.target import is_server, load_taskset
 
@@ -158,7 +159,7 @@ def register_command(
 
     Then run: treetune serve TARGET --http :5000 --register http://HOST:5050, and treetune list --register http://HOST:5050
     """
-    server = serve.RegisterServer(http, serve.Access(token=token or None, open=open_access))
+    server = serve.RegisterServer(http, Access(token=token or None, open=open_access))
 
     async def run() -> None:
         asked = asyncio.Event()

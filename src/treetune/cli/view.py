@@ -19,7 +19,8 @@ from treetune.cli.options import option
 from treetune.cli.output import print_json
 from treetune.config.structs import to_plain
 from treetune.errors import UsageError
-from treetune.serve import Access, is_loopback, name_public_address
+from treetune.serve import name_public_address
+from treetune.system.access import Access, is_loopback
 from treetune.system.screen import Screen
 from treetune.view import Calls, RunList, ViewServer, write_report
 

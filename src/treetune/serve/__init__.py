@@ -16,16 +16,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from treetune.serve.access import Access, is_loopback
     from treetune.serve.errors import Denied, Misused, ServeError
     from treetune.serve.host import ModelsConfig
     from treetune.serve.http import HttpConfig
-    from treetune.serve.http.asgi import HttpRequest, JsonApp, Parts, Route
     from treetune.serve.http.client import RemoteEpisode, TaskServerClient
-    from treetune.serve.http.listener import HttpListener
     from treetune.serve.http.probe import probe
     from treetune.serve.http.routes import HttpDoor, MetricsDoor
-    from treetune.serve.http.wire import HttpError, encode, read_body
+    from treetune.serve.http.wire import read_body
     from treetune.serve.mcp_door import McpDoor, keep_standard_streams
     from treetune.serve.openenv.door import OpenEnvDoor
     from treetune.serve.pool import PoolConfig
@@ -50,16 +47,13 @@ if TYPE_CHECKING:
     from treetune.serve.zmq.door import ZmqDoor
 
 _HOMES = {
-    "access": "Access is_loopback",
     "errors": "Denied Misused ServeError",
     "host": "ModelsConfig",
     "http": "HttpConfig",
-    "http.asgi": "HttpRequest JsonApp Parts Route",
     "http.client": "RemoteEpisode TaskServerClient",
     "http.routes": "HttpDoor MetricsDoor",
-    "http.listener": "HttpListener",
     "http.probe": "probe",
-    "http.wire": "HttpError encode read_body",
+    "http.wire": "read_body",
     "openenv.door": "OpenEnvDoor",
     "mcp_door": "McpDoor keep_standard_streams",
     "pool": "PoolConfig",

@@ -30,9 +30,10 @@ from treetune.errors import TreetuneError, UsageError, format_error
 from treetune.play.episode_table import SessionLimits
 from treetune.play.protocol import Started
 from treetune.play.toolbox import parts_of
-from treetune.serve.http.wire import encode, read_content
+from treetune.serve.http.wire import read_content
 from treetune.serve.server import Door, EnvServer
 from treetune.system.folders import read_version
+from treetune.system.http_error import encode
 
 SESSION_HEADER = "mcp-session-id"
 _STDIO = "stdio"

@@ -28,13 +28,14 @@ from urllib.parse import urlsplit
 import msgspec
 
 from treetune.errors import StorageError, TreetuneError, UsageError, writing
-from treetune.serve.access import Access, is_loopback
 from treetune.serve.http.transport import HttpTransport
-from treetune.serve.http.wire import HealthAnswer, HttpError, encode, read_body
+from treetune.serve.http.wire import HealthAnswer, read_body, to_http_error
 from treetune.serve.zmq.client import EnvClient
+from treetune.system.access import Access, is_loopback
+from treetune.system.http_error import HttpError, encode
 
 if TYPE_CHECKING:
-    from treetune.serve.http.asgi import HttpRequest
+    from treetune.system.http_app import HttpRequest
 
 log = logging.getLogger("treetune.serve")
 
@@ -240,8 +241,8 @@ class RegisterServer:
     themselves again within seconds."""
 
     def __init__(self, address: str, access: Access) -> None:
-        from treetune.serve.http.asgi import JsonApp, Route  # only a register needs it
-        from treetune.serve.http.listener import HttpListener
+        from treetune.system.http_app import JsonApp, Route  # only a register needs it
+        from treetune.system.http_listener import HttpListener
 
         self.known: dict[str, tuple[ServerEntry, float]] = {}
         self._listener = HttpListener(address, access)
@@ -251,7 +252,9 @@ class RegisterServer:
             Route("POST", "/api/servers", self._announce),
             Route("DELETE", "/api/servers/*", self._withdraw),
         ]
-        self._app = JsonApp(routes, access, max_bytes=MOST_BYTES, token_remedy="set TREETUNE_REGISTER_TOKEN")
+        self._app = JsonApp(
+            routes, access, max_bytes=MOST_BYTES, token_remedy="set TREETUNE_REGISTER_TOKEN", to_error=to_http_error
+        )
 
     async def start(self) -> None:
         self.url = await self._listener.start(self._app)

@@ -29,13 +29,13 @@ from treetune.play.leases import DRAW_TRIES, LONGEST_LEASE, Draw
 from treetune.play.protocol import Info, Started
 from treetune.play.streams import Streams, load
 from treetune.runs.rolling import RollingRun
-from treetune.serve import process_limits
-from treetune.serve.access import Access, load_signing_key
 from treetune.serve.errors import Busy, Stopping
 from treetune.serve.host import HostSpec, ModelsConfig, Scored, ServerHost
 from treetune.serve.metrics import Metrics
 from treetune.serve.store import Store, StoredStreams
 from treetune.serve.task_signer import TaskSigner, new_key
+from treetune.system import process_limits
+from treetune.system.access import Access, load_signing_key
 
 log = logging.getLogger("treetune.serve")
 CAPACITY = 512

@@ -34,10 +34,10 @@ from filelock import FileLock, Timeout
 from treetune.errors import DrawFailed, ResumeError, StorageError, StreamEnded, UsageError
 from treetune.play.leases import HERE, Draw, Key, Pending
 from treetune.play.streams import Identity, Streams, StreamState
-from treetune.serve.access import check_key_length
 from treetune.serve.errors import Misused
 from treetune.serve.messages import pack, unpack_plain
 from treetune.serve.task_signer import new_key
+from treetune.system.access import check_key_length
 
 KEPT_DRAWS = 20_000
 """How many of the latest answers can be repeated after a crash."""

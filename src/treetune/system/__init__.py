@@ -7,6 +7,8 @@
 - `folders`: the package folder, its version, the cache folder, `write_atomically`
 - `hub`: models and datasets on the Hugging Face hub
 - `http_body`: reading HTTP replies up to a size limit (`read_body`)
+- `http_listener`, `http_app`, `http_error`: serving HTTP (`HttpListener`, `JsonApp`, `HttpError`)
+- `access`: who may use a server (`Access`); `process_limits`: memory and descriptors that all connections share
 - `digest`: hashes of values
 - `screen`: the terminal (`Screen`)
 """

@@ -24,7 +24,8 @@ from treetune.runs.export import RunExport
 from treetune.runs.query import WORDS
 from treetune.runs.rolling import EARLIER
 from treetune.runs.run import Run
-from treetune.serve import encode, read_body
+from treetune.serve import read_body
+from treetune.system.http_error import encode
 from treetune.view.figures import details, steps_of
 from treetune.view.run_list import Overviews, RunList
 from treetune.view.suspicious import Suspicions

@@ -27,8 +27,8 @@ import msgspec
 
 from treetune.errors import TreetuneError, UsageError, writing
 from treetune.runs.run import Run
-from treetune.serve import encode
 from treetune.system.folders import write_atomically
+from treetune.system.http_error import encode
 from treetune.view.calls import Body, Calls, OfRollout, OfRun, OfRuns, OfTask
 from treetune.view.run_list import ShownRun
 from treetune.view.tables import describe, list_groups

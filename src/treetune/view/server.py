@@ -17,7 +17,10 @@ from typing import Any
 
 from treetune.errors import TreetuneError
 from treetune.runs.export import RunExport
-from treetune.serve import Access, HttpError, HttpListener, HttpRequest, JsonApp, Parts, Route
+from treetune.system.access import Access
+from treetune.system.http_app import HttpRequest, JsonApp, Parts, Route
+from treetune.system.http_error import HttpError
+from treetune.system.http_listener import HttpListener
 from treetune.system.threads import call
 from treetune.view.calls import Calls
 from treetune.view.report import TYPES, read_page

@@ -27,10 +27,11 @@ from treetune.errors import UsageError
 from treetune.play.episode_table import EpisodeEnded, LiveEpisode, SessionLimits
 from treetune.serve.errors import Busy
 from treetune.serve.http import HttpConfig, wire
-from treetune.serve.http.asgi import Receive, Send, format_event
-from treetune.serve.http.wire import encode, read_body, to_http_error
-from treetune.serve.process_limits import Holding
+from treetune.serve.http.wire import read_body, to_http_error
 from treetune.serve.server import EnvServer
+from treetune.system.http_app import Receive, Send, format_event
+from treetune.system.http_error import HttpError, encode
+from treetune.system.process_limits import Holding
 from treetune.system.threads import call, call_apart
 
 SOCKET_PATH = "/api/episode/ws"
@@ -110,7 +111,7 @@ class HttpEpisodes:
         if index is None:
             problem = f"there is no task with the uid {uid!r:.80}{'' if near is None else f', at {near} or elsewhere'}"
             remedy = "serve the tasks that its row was built from; if the tasks are endless, name its task_index too"
-            raise wire.HttpError(404, wire.UNKNOWN_TASK, problem, path="$.uid", remedy=remedy)
+            raise HttpError(404, wire.UNKNOWN_TASK, problem, path="$.uid", remedy=remedy)
         return index
 
     async def _list_uids(self, count: int) -> dict[str, int]:

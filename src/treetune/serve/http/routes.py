@@ -15,11 +15,12 @@ import msgspec
 from treetune.play.episode_table import LiveEpisode, SessionLimits
 from treetune.play.host import info_of
 from treetune.serve.http import HttpConfig, wire
-from treetune.serve.http.asgi import JSON, Asgi, Events, HttpRequest, JsonApp, Route
 from treetune.serve.http.episodes import SOCKET_PATH, EpisodeSocket, HttpEpisodes, stream_step
-from treetune.serve.http.listener import HttpListener
-from treetune.serve.http.wire import encode, read_body, to_http_error
+from treetune.serve.http.wire import read_body, to_http_error
 from treetune.serve.server import Door, EnvServer
+from treetune.system.http_app import JSON, Asgi, Events, HttpRequest, JsonApp, Route
+from treetune.system.http_error import encode
+from treetune.system.http_listener import HttpListener
 
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -91,6 +92,7 @@ class HttpDoor(EpisodeDoor):
             routes,
             self.server.config.access,
             max_bytes=self.config.max_bytes,
+            to_error=to_http_error,
             token_remedy="send `Authorization: Bearer TOKEN`; probe and trainers' bridges take TREETUNE_TOKEN",
             count=self.server.metrics.count_request,
             websockets={SOCKET_PATH: lambda scope, receive, send: EpisodeSocket(self._episodes, receive, send).run()},

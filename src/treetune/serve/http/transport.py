@@ -18,8 +18,9 @@ import msgspec
 
 from treetune.errors import UsageError, format_error
 from treetune.serve.errors import Denied, ServeError, Unreachable
-from treetune.serve.http.wire import decode, encode
+from treetune.serve.http.wire import decode
 from treetune.system.http_body import BodyTooLarge, read_body, retry_after
+from treetune.system.http_error import encode
 
 if TYPE_CHECKING:
     import aiohttp

@@ -29,6 +29,7 @@ from treetune.play.episode import DeadlinePassed
 from treetune.play.episode_table import EpisodeEnded, NameTaken, WrongTurn
 from treetune.serve.messages import failure
 from treetune.system.http_body import strip_strings
+from treetune.system.http_error import HttpError, encode
 
 log = logging.getLogger("treetune.serve")
 MOST_IN_BATCH = 1024
@@ -213,34 +214,6 @@ class HealthAnswer(msgspec.Struct, kw_only=True):
     """The number of worker processes; 0: everything runs in the server's process."""
 
 
-class ErrorAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    error: str
-    kind: str
-    """The kind of error, for programs."""
-    status: int
-    path: str | None = None
-    """The path of the fault in the body, such as `$.action`."""
-    remedy: str | None = None
-
-
-class HttpError(Exception):
-    """An error that is sent as the answer."""
-
-    def __init__(
-        self, status: int, kind: str, error: str, *, path: str | None = None, remedy: str | None = None, allow: str = ""
-    ) -> None:
-        """`allow` lists the methods that a path accepts."""
-        super().__init__(error)
-        self.status, self.kind = status, kind
-        self.body = encode(ErrorAnswer(error=error, kind=kind, status=status, path=path, remedy=remedy))
-        self.headers = [(b"allow", allow.encode())] if allow else _HEADERS.get(status, [])
-
-
-_HEADERS = {
-    401: [(b"www-authenticate", b"Bearer")],
-    429: [(b"retry-after", b"1")],
-    503: [(b"retry-after", b"1")],
-}
 _STATUS = {
     "busy": 429,
     "stopping": 503,
@@ -283,29 +256,6 @@ def read_content(part: dict[str, Any]) -> str | tuple[str, str]:
     if head.startswith("data:image/") and data:
         return head.removeprefix("data:"), data
     return f"[image {url}]"
-
-
-_encoder = msgspec.json.Encoder(enc_hook=repr)
-_strict_encoder = msgspec.json.Encoder()
-
-
-def encode(value: Any, strict: bool = False) -> bytes:
-    """Encodes `value` as JSON. Other objects are written as their `repr`, or raise TypeError if `strict`."""
-    try:
-        return (_strict_encoder if strict else _encoder).encode(value)
-    except (OverflowError, UnicodeEncodeError):
-        # msgspec does not write integers beyond 64 bits or half of a surrogate pair, both of which models sample.
-        plain = msgspec.to_builtins(value, enc_hook=None if strict else repr)
-        return json.dumps(_replace_infinite(plain), separators=(",", ":")).encode()
-
-
-def _replace_infinite(value: Any) -> Any:
-    """Replaces NaN and infinities with null, because JSON cannot represent them; msgspec does the same."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _replace_infinite(item) for key, item in value.items()}
-    return [_replace_infinite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def read_body(kind: type[B], data: bytes) -> B:

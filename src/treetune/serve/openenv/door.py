@@ -14,15 +14,16 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from treetune.serve.http import HttpConfig
-from treetune.serve.http.asgi import HttpRequest, JsonApp, Receive, Route, Scope, Send
 from treetune.serve.http.routes import EpisodeDoor
-from treetune.serve.http.wire import HttpError, encode, read_body
+from treetune.serve.http.wire import read_body, to_http_error
 from treetune.serve.openenv import wire
 from treetune.serve.openenv.ors import OrsRoutes, TaskRoutes
 from treetune.serve.openenv.session import Session, SessionTable, answer_rpc, answer_rpc_body
 from treetune.serve.openenv.wire import Fault, Reset, data_of, fault_of, frame
 from treetune.serve.server import EnvServer
 from treetune.system.folders import read_version
+from treetune.system.http_app import HttpRequest, JsonApp, Receive, Route, Scope, Send
+from treetune.system.http_error import HttpError, encode
 
 API_VERSION = "1.0.0"
 """The version of OpenEnv's HTTP interface."""
@@ -65,6 +66,7 @@ class OpenEnvDoor(EpisodeDoor):
             self._routes,
             self.server.config.access,
             max_bytes=self.config.max_bytes,
+            to_error=to_http_error,
             token_remedy="send `Authorization: Bearer TOKEN` (ORS: `X-API-Key: TOKEN`)",
             count=self.server.metrics.count_request,
             websockets={"/ws": lambda scope, receive, send: SessionSocket(self.sessions, scope, receive, send).run()},

@@ -27,10 +27,11 @@ from treetune.core.environment import Observation, Step
 from treetune.play.episode_table import FINISHED, EpisodeEnded
 from treetune.play.toolbox import parts_of
 from treetune.serve.errors import Busy
-from treetune.serve.http.asgi import Events, HttpRequest, Route, format_event
-from treetune.serve.http.wire import HttpError, encode, read_body, read_content
+from treetune.serve.http.wire import read_body, read_content
 from treetune.serve.openenv.session import Session, SessionTable, action_of_call, with_answer
 from treetune.serve.openenv.wire import Reset, describe_tool, fault_of, read_reset
+from treetune.system.http_app import Events, HttpRequest, Route, format_event
+from treetune.system.http_error import HttpError, encode
 
 MOST_TASKS = 100_000
 """The maximum number of tasks that one answer lists."""

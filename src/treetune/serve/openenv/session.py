@@ -24,7 +24,7 @@ from treetune.core.environment import Step
 from treetune.errors import UsageError
 from treetune.play.episode_table import LiveEpisode, SessionLimits
 from treetune.serve.http import HttpConfig
-from treetune.serve.http.wire import HttpError, check_info, read_body
+from treetune.serve.http.wire import check_info, read_body
 from treetune.serve.openenv.wire import (
     Fault,
     ListTools,
@@ -37,6 +37,7 @@ from treetune.serve.openenv.wire import (
     stepped,
 )
 from treetune.serve.server import EnvServer, StartedTask
+from treetune.system.http_error import HttpError
 
 _SILENT_SECONDS = 900.0
 """A session without an episode is closed if its client sends nothing for this long."""

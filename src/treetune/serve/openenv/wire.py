@@ -22,7 +22,8 @@ from treetune.chat.calls import call_message
 from treetune.chat.message import text_of
 from treetune.core.environment import Observation, Step
 from treetune.errors import TreetuneError
-from treetune.serve.http.wire import HttpError, check_shape, decode, encode, to_http_error, write_message
+from treetune.serve.http.wire import check_shape, decode, to_http_error, write_message
+from treetune.system.http_error import HttpError, encode
 
 MOST_INDEX = 2**62
 _NO_INPUT = object()

@@ -22,7 +22,6 @@ from treetune.play.episode_table import SessionLimits
 from treetune.play.group import MOST_IN_GROUP
 from treetune.play.leases import Draw, check_lease
 from treetune.serve import messages
-from treetune.serve.access import check_address, load_curve_key
 from treetune.serve.errors import BadRequest, Busy
 from treetune.serve.messages import ServerRequest, check_values, failure, pack, unpack
 from treetune.serve.server import Door, EnvServer, Given
@@ -30,6 +29,7 @@ from treetune.serve.task_signer import pack_task
 from treetune.serve.zmq.calls import LONGEST_ID, Call, CallTable, Gate, Reply
 from treetune.serve.zmq.listener import ZmtpListener
 from treetune.serve.zmq.sockets import MOST_BYTES, Frames, LoopSocket, bind_address, encrypt_server, new_socket
+from treetune.system.access import check_address, load_curve_key
 
 _SHRINK_SECONDS = 5.0
 _MOST_WAITING = 20_000

@@ -24,10 +24,10 @@ from collections.abc import Callable, Sequence
 from typing import cast
 from urllib.parse import urlsplit
 
-from treetune.serve import process_limits
-from treetune.serve.access import bind_tcp, cannot_listen
-from treetune.serve.process_limits import Holding
 from treetune.serve.zmq.sockets import MOST_BYTES, Frames
+from treetune.system import process_limits
+from treetune.system.access import bind_tcp, cannot_listen
+from treetune.system.process_limits import Holding
 
 MOST_PARTS = 8
 SMALL_BYTES = 16 << 10

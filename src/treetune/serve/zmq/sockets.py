@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from treetune.errors import UsageError
-from treetune.serve.access import cannot_listen
+from treetune.system.access import cannot_listen
 
 MOST_BYTES = 64 << 20
 """The maximum size of a frame that a server accepts. It disconnects a client that sends a larger one."""

@@ -1,4 +1,4 @@
-"""The only HTTP stack: `JsonApp` answers requests; an `HttpListener` (`listener.py`) receives them.
+"""The only HTTP stack: `JsonApp` answers requests; an `HttpListener` (`http_listener.py`) receives them.
 
     app = JsonApp([Route("GET", "/api/health", health)], Access(), max_bytes=8192, token_remedy="")
     print(await HttpListener("127.0.0.1:0", Access()).start(app))
@@ -19,9 +19,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from treetune.serve.access import Access, is_loopback
-from treetune.serve.http.wire import HttpError, to_http_error
-from treetune.serve.process_limits import MOST_BYTES, Holding
+from treetune.system.access import Access, is_loopback
+from treetune.system.http_error import HttpError, as_http_error
+from treetune.system.process_limits import MOST_BYTES, Holding
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -101,6 +101,7 @@ class JsonApp:
         websockets: Mapping[str, Asgi] = {},
         mounts: Mapping[str, Asgi] = {},
         key_header: bytes | None = None,
+        to_error: Callable[[Exception], HttpError] = as_http_error,
         render_error: Callable[[HttpError], bytes] = lambda error: error.body,
         headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
@@ -114,7 +115,7 @@ class JsonApp:
         self._token = access.token.encode() if access.token is not None else None
         self._max_bytes, self._token_remedy = max_bytes, token_remedy
         self._count, self._websockets, self._mounts = count, websockets, mounts
-        self._key_header, self._render_error = key_header, render_error
+        self._key_header, self._to_error, self._render_error = key_header, to_error, render_error
         self._headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,7 +132,7 @@ class JsonApp:
         try:
             if mounted is not None:
                 self.admit(scope["headers"])  # raises if the request is not admitted
-            route = self._find_route(request.path, method)
+            route = self.find_route(scope)
             request.name, request.content_type = route.name, route.content_type
             request.accept = self.admit(scope["headers"], route.needs_token)
             if request.arriving:
@@ -145,7 +146,7 @@ class JsonApp:
                 return
             headers = [(b"content-type", request.content_type)]
         except Exception as error:
-            answer = to_http_error(error)
+            answer = self._to_error(error)
             status, kind, body = answer.status, answer.kind, self._render_error(answer)
             headers = [(b"content-type", JSON), *answer.headers]
         finally:
@@ -170,7 +171,9 @@ class JsonApp:
         self._count("http.websocket", 0.0, None)
         await serve(scope, receive, send)
 
-    def _find_route(self, path: str, method: str) -> Route:
+    def find_route(self, scope: Scope) -> Route:
+        """Returns the route of a request, before its token is checked and its body is read."""
+        path, method = scope["path"], scope["method"]
         methods = self._routes.get(path)
         if methods is None:
             first, _, last = path.rpartition("/")

@@ -21,9 +21,9 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from treetune.serve import process_limits
-from treetune.serve.access import Access, bind_tcp, parse_http_address
-from treetune.serve.process_limits import Holding
+from treetune.system import process_limits
+from treetune.system.access import Access, bind_tcp, parse_http_address
+from treetune.system.process_limits import Holding
 
 REQUEST_SECONDS = 60.0
 """The time limit from the first byte of a request to its last. It also applies to a silent new connection, and to an
