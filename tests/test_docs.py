@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import venvs
 import yaml
+from gateway_playing import running_engine
 from hub import Hub
 from ray_start import RayCluster
 from reader import FENCE, NOT_THERE, WHY_NOT, Reader, blocks_of, commands_of, read_with
@@ -55,6 +56,7 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
 WITH_A_HUB = ROOT / "docs/ready.md"
 """Each of its commands is a process that reads from a hub."""
 WITH_RAY = ROOT / "docs/howto/ray.md"
+WITH_A_GATEWAY = ROOT / "docs/agents.md"
 IN_A_SANDBOX = ROOT / "docs/howto/code.md"
 READ_HERE = [pytest.param(page, marks=[pytest.mark.slow] if page == WITH_A_HUB else []) for page in PAGES]
 READ_HERE = [parameter for parameter in READ_HERE if parameter.values[0] != WITH_RAY]
@@ -70,7 +72,20 @@ def test_its_examples_run(page, treetune, tmp_path, monkeypatch):
     if page in EXAMPLES:
         shutil.copytree(page.parent, tmp_path, dirs_exist_ok=True)
     with hub_of(tmp_path) if page == WITH_A_HUB else nullcontext({}) as environment:
-        Reader(page, tmp_path, treetune, environment).read()
+        reader = Reader(page, tmp_path, treetune, environment)
+        with engine_for(reader) if page == WITH_A_GATEWAY else nullcontext():
+            reader.read()
+
+
+@contextmanager
+def engine_for(reader: Reader) -> Iterator[None]:
+    """An engine at port 8000, and a tokenizer of it for the gateway, which knows no other."""
+    support = ROOT / "tests/support"
+    reader.environment["PYTHONPATH"] = os.pathsep.join(map(str, [support / "gateway_stand_ins", support, ROOT / "src"]))
+    with running_engine() as engine:
+        engine.script("calls:hermes")
+        reader.ports["8000"] = engine.port
+        yield
 
 
 @contextmanager

@@ -45,13 +45,14 @@ FENCE = re.compile(r"^(?P<indent> *)(?P<fence>```+)(?P<kind>\w*)\n(?P<body>.*?)^
 CAPTION = re.compile(r"`([^`\n]+)`:\n\n$")
 PORT = re.compile(r"(?<![\w.])(?:(127\.0\.0\.1|localhost|0\.0\.0\.0)?:|(--port ))(\d{4})\b")
 LISTENS = re.compile(r"--(?:zmq|http|openenv|port|metrics) \S*?(\d{4,5})\b")
-SERVES = re.compile(r"(\w+=\S+ )*treetune (serve|register|view)\b(?!.* --mcp$)(?!.* --export)")
+SERVES = re.compile(r"(\w+=\S+ )*treetune (serve|register|view|gateway)\b(?!.* --mcp$)(?!.* --export)")
 """Commands that go on until they are ended."""
 WHY_NOT = {
     r"^pip |install_hook": "changes the reader's Python; .ci/run installs the package as the README says",
     r"^python3 -m venv|^ruff|^python -m (tests|benchmarks)|pytest|docs/_site": "the tests and checks themselves",
     r"^apt-get |treetune sandbox build|--rootfs": "changes the machine; tests/sandbox/test_sandbox_machines.py",
     r"docker": "needs a Docker engine; tests/sandbox/test_shell_docker.py",
+    r"gateway -m local": "needs the weights of a model; tests/gateway/test_command.py",
     r"vllm serve|vllm:": "needs vLLM and a GPU; tests/trainers/test_cpu_training.py runs one for CPUs",
     r"--log (wandb|mlflow)|--log tensorboard": "needs the logger's package; tests/loggers/test_loggers_real.py",
     r"ray start|get-auth-token|--engine ray": "needs Ray and several machines; tests/serve/test_pool_ray.py",
@@ -80,6 +81,7 @@ NOT_THERE = {
     "trl": ("trl", "TRL; tests/trainers/test_trl.py"),
     "torch": ("torch", "torch; tests/trainers/test_trl.py"),
     "ray": ("ray", "Ray"),
+    "transformers": ("transformers", "transformers; tests/gateway/test_agent_traces.py"),
     "verifiers": ("verifiers", "verifiers; tests/trainers/test_verifiers_targets.py"),
     "inspect_ai": ("inspect_ai", "Inspect"),
     "skyrl_gym": ("skyrl_gym", "skyrl-gym; tests/trainers/test_skyrl_gym.py"),
@@ -172,7 +174,7 @@ class Reader:
         """Goes through the page."""
         blocks = blocks_of(self.page)
         with contextlib.ExitStack() as self.running:
-            if any(":8000/v1" in block.body for block in blocks):
+            if "8000" not in self.ports and any(":8000/v1" in block.body for block in blocks):
                 url = self.running.enter_context(scripted_chat())
                 self.ports["8000"] = int(url.rpartition(":")[2].partition("/")[0])
             for number, block in enumerate(blocks):

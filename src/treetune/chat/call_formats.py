@@ -32,6 +32,10 @@ class CallFormat(NamedTuple):
     read: Callable[[str, Mapping[str, Schema]], tuple[str, list[NamedCall]]]
     """Splits a text into the text around the calls and the calls, given the parameter schemas by tool name."""
     write: Callable[[Sequence[NamedCall]], str]
+    begins: tuple[str, ...]
+    """Strings with which calls begin in an answer."""
+    bare: bool = False
+    """Whether an answer that begins with `{` may be a call."""
 
 
 def detect_format(template: str, special_tokens: Collection[str] = ()) -> str | None:
@@ -262,10 +266,12 @@ def _write_deepseek(calls: Sequence[NamedCall]) -> str:
 
 
 FORMATS = {
-    "qwen-xml": CallFormat(("<tool_call>", "<function=", "<parameter="), _qwen_xml, _write_qwen_xml),
-    "hermes": CallFormat(("<tool_call>", '"arguments"'), _hermes, _write_hermes),
-    "mistral": CallFormat(("[TOOL_CALLS]",), _mistral, _write_mistral),
-    "deepseek": CallFormat((_CALLS_BEGIN,), _deepseek, _write_deepseek),
-    "llama": CallFormat(('"parameters": ', "<|start_header_id|>"), _llama, _write_llama),
+    "qwen-xml": CallFormat(("<tool_call>", "<function=", "<parameter="), _qwen_xml, _write_qwen_xml, ("<tool_call>",)),
+    "hermes": CallFormat(("<tool_call>", '"arguments"'), _hermes, _write_hermes, ("<tool_call>",)),
+    "mistral": CallFormat(("[TOOL_CALLS]",), _mistral, _write_mistral, ("[TOOL_CALLS]",)),
+    "deepseek": CallFormat((_CALLS_BEGIN,), _deepseek, _write_deepseek, (_CALLS_BEGIN, _CALL_BEGIN)),
+    "llama": CallFormat(
+        ('"parameters": ', "<|start_header_id|>"), _llama, _write_llama, ("<|python_tag|>",), bare=True
+    ),
 }
 """Formats by name, in the order in which templates are checked for them."""

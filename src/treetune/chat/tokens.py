@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from treetune.chat.call_formats import Schema, check_name, parse_calls
+from treetune.chat.call_formats import FORMATS, CallFormat, Schema, check_name, parse_calls
 from treetune.chat.calls import is_same, is_shown_by, with_arguments
 from treetune.chat.images import has_images
 from treetune.chat.message import Message, flatten_content, text_of
@@ -187,22 +187,27 @@ class ChatTokens:
             self._by_tools[key] = chat
         return self._by_tools[key]
 
+    @property
+    def call_format(self) -> CallFormat | None:
+        """How the model writes calls of the tools; None without tools."""
+        return FORMATS[self._tools.format] if self._tools is not None else None
+
     def read(self, prompt: Prompt, sampled: Sequence[int], turn: int = 0, stop: Sequence[str] = ()) -> Message:
         """The message sampled after a prompt, up to the first of the `stop` strings. Tool calls are parsed in the
         template's format, including special tokens, which are removed from all other text."""
         ids = list(sampled)
-        said = {"role": "assistant", "content": prompt.prefix + _cut(self._decode(ids, visible=True), stop)}
+        said = {"role": "assistant", "content": prompt.prefix + _cut(self.decode(ids, visible=True), stop)}
         if self._tools is None:
             return said
         while ids and ids[-1] in self._special_ids:
             ids.pop()
-        text = prompt.prefix + _cut(self._decode(ids), stop)
+        text = prompt.prefix + _cut(self.decode(ids), stop)
         # If the prompt has opened a thought, calls come after its end.
         thought = "<think>" if (prompt.text or "").rstrip().endswith("<think>") else ""
         content, calls = parse_calls(thought + text, self._tools.format, self._tools.tools, turn)
         if not calls:
             return said
-        for token in self._special_tokens:
+        for token in self.special_tokens:
             content = content.replace(token, "")
         return {**said, "content": content.removeprefix(thought) or None, "tool_calls": calls}
 
@@ -232,14 +237,18 @@ class ChatTokens:
         else:
             added = self._find_added(messages, now, last, continues)
         if added is None:
-            return prompt._replace(ids=self._encode(now))
+            return prompt._replace(ids=self.encode(now))
         ids, exact = self._encode_apart(added)
         return prompt._replace(ids=so_far.ids + ids, realigned=bool(so_far.realigned) or not (same_text and exact))
+
+    def render(self, messages: Sequence[Message]) -> str | None:
+        """The text of the prompt for a conversation; None if the template refuses it."""
+        return self._try_render(self._as_taken(messages))
 
     def _show(self, messages: Sequence[Message], continues: bool, encode: bool = True) -> Prompt:
         text = self._render(messages, continues)
         return Prompt(
-            self._encode(text) if encode else [],
+            self.encode(text) if encode else [],
             text=text,
             shown=len(messages) - continues,
             prefix=_content(messages[-1]) if continues else "",
@@ -248,7 +257,7 @@ class ChatTokens:
     def _goes_in_two_steps(self, messages: Sequence[Message]) -> bool:
         """Whether the template renders to text before it is tokenized; some tokenizers (mistral-common) do not."""
         if self._in_two_steps is None:
-            self._in_two_steps = self._encode(self._render(messages)) == self._apply_whole(messages)
+            self._in_two_steps = self.encode(self._render(messages)) == self._apply_whole(messages)
         return self._in_two_steps
 
     def _find_added(self, messages: Sequence[Message], now: str, last: LastTurn, continues: bool) -> str | None:
@@ -263,7 +272,7 @@ class ChatTokens:
         opened = given[: len(given) - len(prefix.lstrip())].rstrip()
         # The end token of the answer; empty if the answer was cut off before one.
         ended = last.sampled and last.sampled[-1] in self._special_ids
-        end = self._decode(last.sampled[-1:]) if ended else ""
+        end = self.decode(last.sampled[-1:]) if ended else ""
         added = self._find_by_mark(messages, answer, opened, now, end, continues)
         return added if added is not None else self._find_by_end(messages, answer, opened, now, end)
 
@@ -360,18 +369,18 @@ class ChatTokens:
 
     def _encode_apart(self, text: str) -> tuple[list[int], bool]:
         """The tokens of a text that follows other text, and whether they are the same as in the text as a whole."""
-        ids = self._encode(text)
+        ids = self.encode(text)
         if self._decode_apart(ids) == text:
             return ids, True
         # Some tokenizers add a space before the first word of a text, so encode it after another token.
-        anchor = self._special_tokens[0]
-        first, both = self._encode(anchor), self._encode(anchor + text)
+        anchor = self.special_tokens[0]
+        first, both = self.encode(anchor), self.encode(anchor + text)
         follows = both[: len(first)] == first
         return (both[len(first) :] if follows else ids), follows
 
     def _decode_apart(self, ids: list[int]) -> str:
         """The text of tokens that follow other tokens. Some tokenizers drop a leading space."""
-        return self._decode(self._special_ids[:1] + ids)[self._anchor_length :]
+        return self.decode(self._special_ids[:1] + ids)[self._anchor_length :]
 
     # Tokenizers compute these on every access, so they are cached.
 
@@ -380,18 +389,21 @@ class ChatTokens:
         return list(self._tokenizer.all_special_ids)
 
     @cached_property
-    def _special_tokens(self) -> list[str]:
+    def special_tokens(self) -> list[str]:
+        """The tokens that `read` removes from text."""
         return list(self._tokenizer.all_special_tokens)
 
     @cached_property
     def _anchor_length(self) -> int:
-        return len(self._decode(self._special_ids[:1]))
+        return len(self.decode(self._special_ids[:1]))
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, without further special tokens."""
         ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
-    def _decode(self, ids: list[int], visible: bool = False) -> str:
+    def decode(self, ids: list[int], visible: bool = False) -> str:
+        """The text of tokens; special tokens are left out if only `visible` text is wanted."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=visible, clean_up_tokenization_spaces=False))
 
 

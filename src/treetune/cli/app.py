@@ -44,6 +44,10 @@ VERBS = {
         "Verify that an episode counts once in a trainer, also if it is several training rows.",
     ),
     "serve": ("serve:serve_command", "Serve a taskset: clients pull tasks and rollouts, or play episodes over HTTP."),
+    "gateway": (
+        "gateway:gateway_command",
+        "Serve a model to agents that were not written for Treetune, and record every token.",
+    ),
     "convert": ("export:convert_command", "Convert tasks to another trainer's rows, or a run to an Inspect log."),
     "push": ("export:push_command", "Push tasks, built into rows, or a run to the hub, with a dataset card."),
     "export": ("export:export_app", "Export a TARGET as a package for another ecosystem: verifiers, prime-rl."),

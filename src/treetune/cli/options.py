@@ -143,6 +143,7 @@ _PLAYED = (*TASKS, "sampling", "limits", "endpoint")
 OVERRIDABLE = {
     **dict.fromkeys(("build", "export", "push", "show", "train"), TASKS),
     **dict.fromkeys(("audit", "eval", "profile", "serve"), _PLAYED),
+    "gateway": ("limits", "sampling", "template"),
     "validate": (*TASKS, "limits"),
 }
 """The verbs that take dotted overrides, each with the groups of its keys."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from treetune.chat.tokens import ChatTokens, Tokens
-from treetune.core.policy import Completion, Policy, Request, Usage
+from treetune.core.policy import Completion, Policy, Request, Sampling, Usage
 from treetune.errors import ContextFullError, MissingExtraError, UsageError
 from treetune.system.hub import fetch_model, is_hub_name
 from treetune.system.threads import call
@@ -47,7 +48,7 @@ class LocalPolicy(Policy):
         self.tokenizer: Any = AutoTokenizer.from_pretrained(str(where), **options)
         self._chat = ChatTokens(self.tokenizer, call_format=call_format)
         self.model: Any = AutoModelForCausalLM.from_pretrained(str(where), dtype=torch.float32, **options).eval()
-        self._context: int | None = getattr(self.model.config, "max_position_embeddings", None)
+        self.context: int | None = getattr(self.model.config, "max_position_embeddings", None)
         ends = self.model.generation_config.eos_token_id
         ends = ends if isinstance(ends, list) else [ends]
         self._end_ids = {end for end in [*ends, self.tokenizer.eos_token_id] if end is not None}
@@ -62,21 +63,39 @@ class LocalPolicy(Policy):
         return completion
 
     def generate(self, request: Request) -> Completion:
-        import torch
-
         sampling = request.sampling
-        temperature = 1.0 if sampling.temperature is None else sampling.temperature
-        top_p = 1.0 if sampling.top_p is None else sampling.top_p
         chat = self._chat.with_tools(request.tools)
         prompt = chat.next_prompt(request.messages, request.tokens or Tokens(), continues=request.continues)
-        prompt_ids = prompt.ids
-        most = sampling.max_tokens or DEFAULT_MAX_TOKENS
-        if self._context is not None:
-            most = min(most, self._context - len(prompt_ids))
-        if most < 1:
-            raise ContextFullError(f"the prompt of {len(prompt_ids)} tokens fills the context of {self._context}")
-        # One draw per token from a separate generator, so that torch's global one is not touched.
+        # A separate generator, so that torch's global one is not touched.
         rng = random.Random(None if sampling.seed is None else f"{sampling.seed}/{request.key}/{request.turn}")
+        ids, logprobs, finish = self.sample(prompt.ids, sampling, rng)
+        message = chat.read(prompt, ids, request.turn, sampling.stop)
+        calls = bool(message.get("tool_calls"))
+        return Completion(
+            text=message["content"] or "",
+            message=message if calls else None,
+            finish_reason="tool_calls" if calls and finish == "stop" else finish,
+            usage=Usage(len(prompt.ids), len(ids)),
+            prompt_ids=prompt.ids,
+            completion_ids=ids,
+            logprobs=logprobs,
+            prompt=prompt,
+        )
+
+    def sample(
+        self, prompt_ids: list[int], sampling: Sampling, rng: random.Random, hear: Callable[[int], None] | None = None
+    ) -> tuple[list[int], list[float], str]:
+        """Return the sampled tokens, their logprobs, and why the answer ended. `hear` receives each token; if it
+        raises, sampling stops."""
+        import torch
+
+        temperature = 1.0 if sampling.temperature is None else sampling.temperature
+        top_p = 1.0 if sampling.top_p is None else sampling.top_p
+        most = sampling.max_tokens or DEFAULT_MAX_TOKENS
+        if self.context is not None:
+            most = min(most, self.context - len(prompt_ids))
+        if most < 1:
+            raise ContextFullError(f"the prompt of {len(prompt_ids)} tokens fills the context of {self.context}")
         ids: list[int] = []
         logprobs: list[float] = []
         finish = "length"
@@ -91,21 +110,12 @@ class LocalPolicy(Policy):
                 ids.append(token)
                 logprobs.append(float(logits[token] - logits.logsumexp(0)))
                 feed = torch.tensor([[token]])
+                if hear is not None:
+                    hear(token)
                 text = self.tokenizer.decode(ids, skip_special_tokens=True) if sampling.stop else ""
                 if token in self._end_ids or any(stop in text for stop in sampling.stop):
                     finish = "stop"
-        message = chat.read(prompt, ids, request.turn, sampling.stop)
-        calls = bool(message.get("tool_calls"))
-        return Completion(
-            text=message["content"] or "",
-            message=message if calls else None,
-            finish_reason="tool_calls" if calls and finish == "stop" else finish,
-            usage=Usage(len(prompt_ids), len(ids)),
-            prompt_ids=prompt_ids,
-            completion_ids=ids,
-            logprobs=logprobs,
-            prompt=prompt,
-        )
+        return ids, logprobs, finish
 
 
 def _sample(logits: Any, temperature: float, top_p: float, rng: random.Random) -> int:

@@ -1,0 +1,31 @@
+"""The model gateway: agents that were not written for Treetune call it like any model server; it records every token.
+
+    gateway = Gateway(tokenizer, sampler)
+    server = GatewayServer(gateway, "127.0.0.1:0", token="...")
+    url = await server.start()
+    session = gateway.open()                # the agent's base address: {url}/sessions/{session.key}/v1
+    session.tokens()                        # `Tokens` for a trainer
+
+`server` receives requests, `dialects/` reads and writes them, `session` is one rollout of an agent, `pieces` the tree
+of its tokens, `prompts` writes calls as tokens, `streaming` passes on text while it is sampled, and `upstream` and
+`local_model` sample.
+"""
+
+from treetune.gateway.call import Sampled, Sampler
+from treetune.gateway.gateway import Gateway
+from treetune.gateway.pieces import SessionSequence
+from treetune.gateway.server import GatewayServer
+from treetune.gateway.session import Session, SessionLimits, SessionTrace
+from treetune.gateway.upstream import HttpSampler
+
+__all__ = [
+    "Gateway",
+    "GatewayServer",
+    "HttpSampler",
+    "Sampled",
+    "Sampler",
+    "Session",
+    "SessionLimits",
+    "SessionSequence",
+    "SessionTrace",
+]

@@ -1,0 +1,75 @@
+"""A `Call` is what an agent asks, whatever its dialect; a `Reply` is what it gets; a `Sampler` is what answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from treetune.chat.message import Message
+from treetune.chat.tokens import Prompt
+from treetune.core.policy import Sampling
+from treetune.system.http_error import HttpError
+
+
+class Refused(HttpError):
+    """The gateway refuses a call; the agent gets the reason in its dialect."""
+
+    def __init__(self, status: int, message: str, kind: str = "invalid_request_error") -> None:
+        super().__init__(status, kind, message)
+
+
+class Call(msgspec.Struct, kw_only=True):
+    messages: list[Message] = []
+    """In OpenAI's form."""
+    text: str | list[int] | None = None
+    """The prompt of a completion, as text or token ids, which no chat template renders."""
+    tools: list[dict[str, Any]] = []
+    sampling: Sampling = Sampling()
+    stream: bool = False
+    model: str = ""
+    continues: bool = False
+    """Whether the last message is the beginning of the answer."""
+    ignored: list[str] = []
+    """What was asked for and left out. The notes of the session count it."""
+    stream_usage: bool = False
+    """Whether a stream ends with the numbers of tokens."""
+
+
+class Reply(NamedTuple):
+    message: Message
+    """The answer in OpenAI's form, with its reasoning in `reasoning_content`."""
+    finish: str
+    prompt_tokens: int
+    completion_tokens: int
+    number: int
+    """The number of the call in its session."""
+
+
+class Sampled(NamedTuple):
+    """What a model sampled after a prompt."""
+
+    ids: list[int] | None
+    """The sampled tokens; None if the upstream returned only text."""
+    logprobs: list[float] | None = None
+    finish: str = "stop"
+    versions: list[int] | None = None
+    """The version of the weights for each token, if known."""
+    text: str = ""
+    """The answer as text, needed only without ids."""
+
+
+Hear = Callable[[list[int], str | None], None]
+"""Receives tokens while they are sampled, with their text if the upstream sends it."""
+
+
+class Sampler(Protocol):
+    """Samples tokens after tokens: an engine over HTTP, a model in this process, a trainer's own generation."""
+
+    context: int | None
+    """The maximum number of tokens of a prompt and its answer, if known."""
+
+    async def __call__(self, prompt: Prompt, sampling: Sampling, hear: Hear | None) -> Sampled:
+        """Sample one answer. Cancelling the call stops the sampling."""
+        ...

@@ -1,0 +1,93 @@
+"""A `Gateway` opens sessions in front of one model.
+
+gateway = Gateway(tokenizer, HttpSampler("http://127.0.0.1:8000/v1", "policy"))
+session = gateway.open()
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from treetune.chat.tokens import Rewrites
+from treetune.core.policy import Sampling
+from treetune.gateway.call import Refused, Sampler
+from treetune.gateway.prompts import Prompts
+from treetune.gateway.session import Session, SessionLimits
+
+MOST_SESSIONS = 10_000
+_KEPT_SECONDS = 3600.0
+"""How long the record of a session is kept after its time is over."""
+
+
+class Gateway:
+    def __init__(
+        self,
+        tokenizer: Any,
+        sampler: Sampler,
+        *,
+        name: str = "model",
+        rewrites: Rewrites = "keep",
+        call_format: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        limits: SessionLimits | None = None,
+        sampling: Sampling | None = None,
+    ) -> None:
+        """`name` is the model's name for agents. `rewrites`, `call_format` and the `arguments` of the chat template are
+        those of `ChatTokens`. `limits` and `sampling` are the defaults of its sessions."""
+        self.sampler, self.name = sampler, name
+        self.limits, self.sampling = limits or SessionLimits(), sampling or Sampling()
+        self.sessions: dict[str, Session] = {}
+        self.ended: OrderedDict[str, str] = OrderedDict()
+        """The keys of sessions that were dropped, with the reason."""
+        self.prompts = Prompts(tokenizer, rewrites, call_format, arguments)
+
+    def open(
+        self, limits: SessionLimits | None = None, sampling: Sampling | None = None, model: str | None = None
+    ) -> Session:
+        """Open a session. `sampling` overrides what its agent asks for; calls of another `model` are side calls."""
+        if len(self.sessions) >= MOST_SESSIONS:
+            oldest = time.monotonic() - _KEPT_SECONDS
+            for session in [session for session in self.sessions.values() if session.ends_at < oldest]:
+                self.drop(session)
+            if len(self.sessions) >= MOST_SESSIONS:
+                raise Refused(429, f"{MOST_SESSIONS:,} sessions are open: end some (DELETE /sessions/KEY)", "busy")
+        session = Session(self.prompts, self.sampler, limits or self.limits, sampling or self.sampling, model)
+        self.sessions[session.key] = session
+        return session
+
+    def drop(self, session: Session) -> None:
+        """Close a session and forget its record."""
+        session.close()
+        if self.sessions.pop(session.key, None) is not None:
+            self.ended[session.key] = session.over or ""
+            if len(self.ended) > MOST_SESSIONS:
+                self.ended.popitem(last=False)
+
+    def close(self) -> None:
+        for session in self.sessions.values():
+            session.close("the gateway is stopping")
+
+
+def read_settings(data: Mapping[str, Any], gateway: Gateway) -> tuple[SessionLimits, Sampling, str | None]:
+    """The limits, the sampling and the model of a request for a session; what is not set is the gateway's."""
+    try:
+        given = msgspec.convert(data, _Opening)
+    except msgspec.ValidationError as error:
+        raise Refused(422, str(error)) from None
+    limits = {**msgspec.to_builtins(gateway.limits), **given.limits}
+    sampling = {**msgspec.to_builtins(gateway.sampling), **given.sampling}
+    try:
+        return msgspec.convert(limits, SessionLimits), msgspec.convert(sampling, Sampling), given.model
+    except msgspec.ValidationError as error:
+        raise Refused(422, str(error)) from None
+
+
+class _Opening(msgspec.Struct, forbid_unknown_fields=True):
+    limits: dict[str, Any] = {}
+    sampling: dict[str, Any] = {}
+    model: str | None = None

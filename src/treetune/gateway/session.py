@@ -1,0 +1,304 @@
+"""A `Session` is one rollout of an agent: its calls, its limits, its retries, and the tree of what was sampled.
+
+gateway = Gateway(tokenizer, sampler)
+session = gateway.open(SessionLimits(calls=50))
+...                                     # the agent sends requests to /sessions/{session.key}/v1
+session.close()
+session.tokens()                        # `Tokens`, the main agent's sequence last
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from treetune.chat.tokens import ChatTokens, Prompt, Tokens
+from treetune.core.policy import Sampling
+from treetune.errors import ContextFullError, TreetuneError, UsageError
+from treetune.gateway.call import Call, Hear, Refused, Reply, Sampler
+from treetune.gateway.pieces import TRAINED, Found, Kind, Piece, SessionSequence, Tree, next_digest
+from treetune.gateway.prompts import Prompts
+from treetune.gateway.streaming import Part, TextStream, begins_thought, split_reasoning
+
+_MOST_REPLIES = 64
+"""The number of delivered replies that a session keeps for retries."""
+_DEFAULT_MAX_TOKENS = 4096
+"""For calls without a limit, if the context of the model is unknown."""
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class SessionLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    calls: Positive = 1000
+    """The maximum number of calls. Further ones get status 410, and so after the other limits."""
+    tokens: Positive = 10_000_000
+    """The maximum number of tokens, prompts included."""
+    seconds: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
+    """The maximum duration. A call under way is cancelled."""
+    parallel: Positive = 16
+    """The maximum number of calls at once. Further ones get status 429."""
+
+
+class SessionTrace(msgspec.Struct, kw_only=True):
+    """What a session recorded."""
+
+    key: str
+    sequences: list[SessionSequence]
+    """A sequence for each conversation and branch, of all kinds; the main agent's longest one is the last."""
+    counts: dict[str, int]
+    """The number of `calls`, `prompt_tokens`, `completion_tokens`, `replayed`, `joined`, `abandoned` and
+    `upstream_failures`, and of answers `without_ids`, which no sequence contains."""
+    notes: dict[str, int]
+    """What agents asked for and did not get, such as unknown kinds of tools, with the number of calls."""
+    over: str | None = None
+    """Why the session takes no more calls."""
+
+
+class Sample:
+    """An answer that was sampled. It is part of the tree once it is delivered."""
+
+    def __init__(self, reply: Reply, piece: Piece | None, found: Found) -> None:
+        """`piece` is None if the upstream returned no token ids."""
+        self.reply, self.piece, self.found = reply, piece, found
+        self.is_delivered = False
+
+
+class _Prepared(NamedTuple):
+    """A call in tokens."""
+
+    found: Found
+    prompt: Prompt
+    parent: Piece | None
+
+
+class _Shared:
+    """A call under way, and the number of requests that wait for it: the first, and retries of an SDK."""
+
+    def __init__(self, task: asyncio.Task[Sample]) -> None:
+        self.task, self.waiting = task, 0
+
+
+class Session:
+    def __init__(
+        self, prompts: Prompts, sampler: Sampler, limits: SessionLimits, sampling: Sampling, model: str | None
+    ) -> None:
+        """`sampling` overrides what the agent asks for. Calls of any other `model` are side calls."""
+        self.key = secrets.token_urlsafe(24)
+        self.limits, self.sampling, self.model = limits, sampling, model
+        self.tree = Tree(model)
+        self.counts: Counter[str] = Counter()
+        self.notes: Counter[str] = Counter()
+        self.over: str | None = None
+        """Why it takes no more calls."""
+        self.ends_at = time.monotonic() + limits.seconds
+        self._prompts, self._sampler = prompts, sampler
+        self._number = self._under_way = 0
+        self._tasks: set[asyncio.Task[Sample]] = set()
+        self._shared: dict[bytes, _Shared] = {}
+        self._replies: OrderedDict[bytes, Sample] = OrderedDict()
+        """Delivered replies, by the digest of their request."""
+
+    async def ask(
+        self, call: Call, digest: bytes, is_retry: bool = False, hear: Callable[[Part], None] | None = None
+    ) -> Sample:
+        """Answer a call. `digest` is that of the request: a retry gets the answer of the request that it repeats. With
+        `hear`, parts of the answer are passed on while they are sampled."""
+        if is_retry and (known := self._replies.get(digest)) is not None:
+            self.counts["replayed"] += 1
+            return known
+        shared = self._shared.get(digest) if is_retry and hear is None else None
+        if shared is not None:
+            self.counts["joined"] += 1
+        else:
+            self._check()
+            task = asyncio.create_task(self._sample(call, hear))
+            self._tasks.add(task)
+            task.add_done_callback(self._end)
+            shared = _Shared(task)
+            if hear is None:
+                self._shared[digest] = shared
+        shared.waiting += 1
+        try:
+            return await asyncio.shield(shared.task)
+        except asyncio.CancelledError:
+            if shared.task.cancelled() and self.over is not None:
+                raise self._refusal() from None
+            raise
+        finally:
+            shared.waiting -= 1
+            if not shared.waiting:
+                shared.task.cancel()
+                if self._shared.get(digest) is shared:
+                    del self._shared[digest]
+
+    def deliver(self, sample: Sample, digest: bytes, content: str | None = None) -> Reply:
+        """Record an answer that is about to be sent. `content` is what a stream has sent already."""
+        if self.over is not None and not sample.is_delivered:
+            raise self._refusal()
+        reply = sample.reply
+        if not sample.is_delivered:
+            sample.is_delivered = True
+            if content and not (reply.message.get("content") or "").startswith(content):
+                reply = sample.reply = reply._replace(message={**reply.message, "content": content})
+            if (piece := sample.piece) is not None:
+                if piece.message:
+                    before = sample.found.digests[piece.answer - 1] if piece.answer else sample.found.agent
+                    piece.key = next_digest(before, self._echoed(reply, piece))
+                self.tree.add(piece, sample.found.digests)
+            self._replies[digest] = sample
+            if len(self._replies) > _MOST_REPLIES:
+                self._replies.popitem(last=False)
+        return reply
+
+    @staticmethod
+    def _echoed(reply: Reply, piece: Piece) -> dict[str, object]:
+        """The message that the agent sends back: a given beginning of the answer is part of it."""
+        if not piece.prefix or (content := reply.message.get("content")) is None:
+            return reply.message
+        return {**reply.message, "content": piece.prefix + content}
+
+    def close(self, why: str = "the session is closed") -> None:
+        """Take no more calls, and cancel those under way."""
+        self.over = self.over or why
+        for task in list(self._tasks):
+            task.cancel()
+
+    def tokens(self, kinds: Collection[Kind] = TRAINED) -> Tokens:
+        """The sequences of these kinds, the main agent's longest one last."""
+        return Tokens([sequence.tokens for sequence in self.tree.sequences(kinds)])
+
+    def trace(self) -> SessionTrace:
+        sequences = self.tree.sequences((*TRAINED, "side"))
+        return SessionTrace(
+            key=self.key, sequences=sequences, counts=dict(self.counts), notes=dict(self.notes), over=self.over
+        )
+
+    def _refusal(self) -> Refused:
+        return Refused(410, self.over or "the session is over", "session_over")
+
+    def _check(self) -> None:
+        limits, spent = self.limits, self.counts["prompt_tokens"] + self.counts["completion_tokens"]
+        if self.over is None:
+            if self.counts["calls"] >= limits.calls:
+                self.over = f"its {limits.calls:,} calls are spent"
+            elif spent >= limits.tokens:
+                self.over = f"its {limits.tokens:,} tokens are spent"
+            elif time.monotonic() >= self.ends_at:
+                self.over = f"its {limits.seconds:g} seconds are over"
+        if self.over is not None:
+            raise self._refusal()
+        if self._under_way >= limits.parallel:
+            raise Refused(429, f"{limits.parallel} calls are under way, the most at once", "rate_limit_error")
+        self.counts["calls"] += 1
+        self._under_way += 1
+
+    async def _sample(self, call: Call, hear: Callable[[Part], None] | None) -> Sample:
+        number, self._number = self._number, self._number + 1
+        try:
+            async with asyncio.timeout(self.ends_at - time.monotonic()):
+                return await self._answer(call, number, hear)
+        except TimeoutError:
+            self.close(f"its {self.limits.seconds:g} seconds are over")
+            raise self._refusal() from None
+        except ContextFullError as error:
+            raise Refused(400, error.message, "context_length_exceeded") from error
+        except UsageError as error:
+            raise Refused(400, str(error)) from error
+        except TreetuneError as error:
+            self.counts["upstream_failures"] += 1
+            raise Refused(502, error.message, "upstream_error") from error
+
+    def _end(self, task: asyncio.Task[Sample]) -> None:
+        # Not in `_sample`, which never begins if it is cancelled at once.
+        self._under_way -= 1
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # the client may be gone, and then no one asks for it
+
+    async def _answer(self, call: Call, number: int, hear: Callable[[Part], None] | None) -> Sample:
+        self.notes.update(call.ignored)
+        plain = call.text is not None
+        chat, seed = self._prompts.chat_of(call.tools)
+        call = self._prompts.with_history(chat, call)
+        found, prompt, parent = self._continue_text(call, chat) if plain else self._prepare(call, chat, seed)
+        sampling = self._sampling_of(call, len(prompt.ids))
+        on_tokens = None if hear is None else _listen(TextStream(chat, prompt, sampling.stop, plain), hear)
+        sampled = await self._sampler(prompt, sampling, on_tokens)
+        ids = chat.encode(sampled.text) if sampled.ids is None else sampled.ids
+        self.counts["prompt_tokens"] += len(prompt.ids)
+        self.counts["completion_tokens"] += len(ids)
+        message = chat.read(prompt._replace(prefix=""), ids, number, sampling.stop)
+        told = message if plain else split_reasoning(message, begins_thought(prompt))
+        finish = "tool_calls" if message.get("tool_calls") and sampled.finish == "stop" else sampled.finish
+        reply = Reply(told, finish, len(prompt.ids), len(ids), number)
+        if sampled.ids is None:
+            self.counts["without_ids"] += 1
+            return Sample(reply, None, found)
+        piece = Piece(number, parent, prompt, ids, sampled.logprobs, sampled.versions)
+        piece.agent, piece.has_tools, piece.model = found.agent, bool(call.tools), call.model
+        if plain:
+            piece.text = (prompt.text or "") + chat.decode(ids)
+        else:
+            piece.message = (
+                {**message, "content": prompt.prefix + (message["content"] or "")} if prompt.prefix else message
+            )
+            piece.answer = len(call.messages) - call.continues
+        if parent is None:
+            piece.origin = found.piece or self.tree.find_origin(found)
+        return Sample(reply, piece, found)
+
+    def _prepare(self, call: Call, chat: ChatTokens, seed: bytes) -> _Prepared:
+        """The prompt of a conversation. What the model has said comes back as it was sampled: with reasoning that SDKs
+        drop, and with arguments as it wrote them."""
+        found = self.tree.find(seed, call.messages)
+        if (piece := found.piece) is None:
+            return _Prepared(found, self._prompts.begin(chat, call), None)
+        messages = list(call.messages)
+        for one in piece.path():
+            messages[one.answer] = one.message
+        text = piece.text if piece.text is not None else chat.render(messages[: piece.answer])
+        ids = piece.ids()
+        prompt = chat.next_prompt(messages, piece.as_tokens(ids, text), continues=call.continues)
+        continues = len(prompt.ids) > len(ids) and prompt.ids[: len(ids)] == ids
+        return _Prepared(found, prompt, piece if continues else None)
+
+    def _continue_text(self, call: Call, chat: ChatTokens) -> _Prepared:
+        """The prompt of a completion: text or tokens, without a chat template."""
+        text, found = call.text or "", Found(None, [], b"", 0)
+        piece = self.tree.find_text(text)
+        if not isinstance(text, str):
+            return _Prepared(found, Prompt(list(text), text=chat.decode(list(text))), piece)
+        if piece is None:
+            return _Prepared(found, Prompt(chat.encode(text), text=text), None)
+        return _Prepared(found, Prompt(piece.ids() + chat.encode(text[len(piece.text or "") :]), text=text), piece)
+
+    def _sampling_of(self, call: Call, prompt_tokens: int) -> Sampling:
+        """The settings of the run, then those of the agent, within the context of the model."""
+        for name in call.sampling.__struct_fields__:
+            own, asked = getattr(self.sampling, name), getattr(call.sampling, name)
+            if own and asked and own != asked:
+                self.notes[f"{name} is set by the run"] += 1
+        sampling, context = self.sampling.over(call.sampling), self._sampler.context
+        most = sampling.max_tokens
+        if context is not None:
+            left = context - prompt_tokens
+            if left < 1:
+                problem = (
+                    f"the prompt of {prompt_tokens} tokens is too long for the maximum context length of {context}"
+                )
+                raise ContextFullError(problem)
+            most = left if most is None else min(most, left)
+        return msgspec.structs.replace(sampling, max_tokens=most or _DEFAULT_MAX_TOKENS)
+
+
+def _listen(stream: TextStream, hear: Callable[[Part], None]) -> Hear:
+    def listen(ids: list[int], text: str | None) -> None:
+        for part in stream.feed(ids, text):
+            hear(part)
+
+    return listen

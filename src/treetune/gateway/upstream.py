@@ -1,0 +1,299 @@
+"""`HttpSampler` samples with an engine over HTTP that takes and returns tokens: vLLM, SGLang.
+
+    sampler = HttpSampler("http://127.0.0.1:8000/v1", "policy")
+    await sampler(prompt, sampling, None)
+
+It uses `/v1/completions` with `return_token_ids`: the chat route of both loses ids in streams with tool calls. A call
+that is cancelled closes its connection, and the engine stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import httptools
+import msgspec
+
+from treetune.chat.sampled_tokens import check_ids, check_logprobs
+from treetune.chat.tokens import Prompt
+from treetune.core.policy import Sampling
+from treetune.errors import ContextFullError, PolicyError, UsageError
+from treetune.gateway.call import Hear, Sampled
+from treetune.play.weights import parse_version
+from treetune.system.http_body import MOST_BYTES
+
+SECONDS = 600.0
+"""The maximum duration of a call."""
+_CONNECT_SECONDS = 10.0
+_MOST_IDLE = 256
+
+
+class _Logprobs(msgspec.Struct):
+    token_logprobs: list[float | None] = []
+
+
+class _Choice(msgspec.Struct):
+    text: str = ""
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+
+
+class _Completion(msgspec.Struct):
+    """A completion, or one part of a stream."""
+
+    choices: list[_Choice] = []
+    weight_version: Any = None
+    metadata: dict[str, Any] | None = None
+    error: Any = None
+
+    @property
+    def version(self) -> int | None:
+        found = self.weight_version
+        return parse_version((self.metadata or {}).get("weight_version") if found is None else found)
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] = []
+
+
+_decode = msgspec.json.Decoder(_Completion).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class HttpSampler:
+    def __init__(
+        self, url: str, model: str | None = None, *, api_key: str | None = None, seconds: float = SECONDS
+    ) -> None:
+        """`model` is its name at the server; by default the first that the server lists."""
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise UsageError(f"{url!r} is not the address of an engine", remedy="write http://HOST:PORT/v1")
+        self.url, self.model = url.rstrip("/"), model
+        self.context: int | None = None
+        """The length of the model's context, as the server states it."""
+        self._has_asked = False
+        self._host, self._port = parts.hostname, port or (443 if parts.scheme == "https" else 80)
+        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        self._path, self._seconds = parts.path.rstrip("/"), seconds
+        self._idle: deque[_Connection] = deque()
+        self._headers = f"Host: {parts.netloc.rpartition('@')[2]}\r\nContent-Type: application/json\r\n"
+        self._headers += f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+
+    async def connect(self) -> None:
+        """Ask the server for the name of its model and the length of the context. Raises PolicyError."""
+        status, content = await self._send("GET", "/models", b"", None)
+        try:
+            models = msgspec.json.decode(content, type=_Models).data if status == 200 else []
+        except msgspec.MsgspecError as error:
+            raise PolicyError(f"{self.url}/models sent no list of models: {error}") from error
+        if status != 200 or not models:
+            raise PolicyError(f"{self.url}/models answered {status} without a model", remedy="is it an engine's /v1?")
+        known = {model.id: model for model in models}
+        if self.model is not None and self.model not in known:
+            raise PolicyError(f"{self.url} has no model {self.model!r}; it has {', '.join(known)}")
+        self.model = self.model or models[0].id
+        self.context = known[self.model].max_model_len
+        self._has_asked = True
+
+    async def __call__(self, prompt: Prompt, sampling: Sampling, hear: Hear | None) -> Sampled:
+        if not self._has_asked:
+            with contextlib.suppress(*([PolicyError] if self.model is not None else [])):
+                await self.connect()
+        answer = _Answer(hear)
+        payload = self._write(prompt, sampling, stream=hear is not None)
+        status, content = await self._send("POST", "/completions", payload, answer.add if hear is not None else None)
+        if status != 200:
+            text = content[:300].decode(errors="replace")
+            is_full = b"context length" in content or b"maximum context" in content
+            raise (ContextFullError if is_full else PolicyError)(f"the engine answered {status}: {text}")
+        if hear is None:
+            answer.add(content)
+        return answer.finish()
+
+    def _write(self, prompt: Prompt, sampling: Sampling, stream: bool) -> bytes:
+        body: dict[str, Any] = {
+            "model": self.model,
+            "prompt": prompt.ids,
+            "n": 1,
+            "logprobs": 1,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+        }
+        for name in ("max_tokens", "temperature", "top_p", "seed"):
+            if (value := getattr(sampling, name)) is not None:
+                body[name] = value
+        if sampling.stop:
+            body["stop"] = sampling.stop
+        return _encode({**body, **({"stream": True} if stream else {}), **sampling.extra})
+
+    async def _send(
+        self, method: str, path: str, payload: bytes, hear: Callable[[bytes], None] | None
+    ) -> tuple[int, bytes]:
+        head = f"{method} {self._path}{path} HTTP/1.1\r\n{self._headers}Content-Length: {len(payload)}\r\n\r\n"
+        while True:
+            connection, is_used = await self._connect()
+            try:
+                async with asyncio.timeout(self._seconds):
+                    answer = await connection.ask(head.encode(), payload, hear)
+            except TimeoutError:
+                connection.transport.abort()
+                raise PolicyError(f"the engine did not answer within {self._seconds:g} seconds") from None
+            except PolicyError:
+                connection.transport.abort()
+                if is_used and not connection.has_heard:
+                    continue  # it was closed while it was idle
+                raise
+            except BaseException:
+                connection.transport.abort()  # the engine stops
+                raise
+            if connection.is_alive and len(self._idle) < _MOST_IDLE:
+                self._idle.append(connection)
+            else:
+                connection.transport.abort()
+            return answer
+
+    async def _connect(self) -> tuple[_Connection, bool]:
+        """A connection, and whether it was used before."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_alive:
+                return connection, True
+        place = f"{self._host}:{self._port}"
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                loop = asyncio.get_running_loop()
+                _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._ssl)
+        except (OSError, TimeoutError) as error:
+            raise PolicyError(f"no engine answers at {place}: {error or 'timeout'}") from error
+        return connection, False
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().transport.abort()
+
+
+class _Answer:
+    """A completion that arrives, whole or in parts."""
+
+    def __init__(self, hear: Hear | None) -> None:
+        self._hear = hear
+        self._ids: list[int] = []
+        self._logprobs: list[float | None] = []
+        self._text: list[str] = []
+        self._finish: str | None = None
+        self._version: int | None = None
+        self._has_ids = self._lacks_ids = False
+
+    def add(self, content: bytes) -> None:
+        try:
+            part = _decode(content)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise PolicyError(f"the engine sent no usable completion: {error}") from error
+        if part.error is not None:
+            raise PolicyError(f"the engine failed: {part.error!s:.300}")
+        self._version = part.version if self._version is None else self._version
+        for choice in part.choices[:1]:
+            self._finish = choice.finish_reason or self._finish
+            self._text.append(choice.text)
+            ids = choice.token_ids or []
+            if choice.token_ids is not None:
+                self._has_ids = True
+            elif choice.text:
+                self._lacks_ids = True
+            self._ids += ids
+            self._logprobs += choice.logprobs.token_logprobs if choice.logprobs is not None else []
+            if self._hear is not None and (ids or choice.text):
+                self._hear(ids, choice.text or None)
+
+    def finish(self) -> Sampled:
+        if self._finish is None:
+            raise PolicyError("the engine ended its answer before it was complete")
+        if self._lacks_ids or not self._has_ids:
+            return Sampled(None, finish=self._finish, text="".join(self._text))
+        ids = check_ids(self._ids, "sampled token")
+        logprobs = check_logprobs(self._logprobs) if self._logprobs else None
+        if logprobs is not None and len(logprobs) != len(ids):
+            raise PolicyError(f"the engine sent {len(logprobs)} logprobs for {len(ids)} tokens")
+        versions = None if self._version is None else [self._version] * len(ids)
+        return Sampled(ids, logprobs, self._finish, versions, "".join(self._text))
+
+
+class _Connection(asyncio.Protocol):
+    """One connection to the engine, with one request at a time."""
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self.is_alive = True
+        self.has_heard = False
+        """Whether an answer to the last request has begun."""
+        self._done: asyncio.Future[tuple[int, bytes]] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def ask(
+        self, head: bytes, payload: bytes, hear: Callable[[bytes], None] | None
+    ) -> asyncio.Future[tuple[int, bytes]]:
+        self._parser, self._hear = httptools.HttpResponseParser(self), hear
+        self._body, self._size, self.has_heard = bytearray(), 0, False
+        self._done = asyncio.get_running_loop().create_future()
+        self.transport.writelines((head, payload))
+        return self._done
+
+    def data_received(self, data: bytes) -> None:
+        self.has_heard = True
+        self._size += len(data)
+        if self._done is None or self._done.done():
+            self.transport.abort()  # it sends without being asked
+            return
+        try:
+            if self._size > MOST_BYTES:
+                raise PolicyError(f"it is larger than {MOST_BYTES >> 20} MB")
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            self._fail(error.__context__ if isinstance(error.__context__, Exception) else error)
+            self.transport.abort()
+        except (httptools.HttpParserError, PolicyError) as error:
+            self._fail(PolicyError(f"the engine sent no HTTP answer: {error}"))
+            self.transport.abort()
+
+    def on_body(self, data: bytes) -> None:
+        self._body += data
+        if self._hear is None or self._parser.get_status_code() != 200 or b"\n" not in data:
+            return
+        *lines, rest = self._body.split(b"\n")
+        self._body = bytearray(rest)
+        for line in lines:
+            if line.startswith(b"data:") and (event := line[5:].strip()) != b"[DONE]":
+                self._hear(bytes(event))
+
+    def on_message_complete(self) -> None:
+        self.is_alive = self.is_alive and self._parser.should_keep_alive()
+        if self._done is not None and not self._done.done():
+            self._done.set_result((self._parser.get_status_code(), bytes(self._body)))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_alive = False
+        self._fail(PolicyError(f"the engine closed the connection before its answer was complete: {error or 'end'}"))
+
+    def _fail(self, error: Exception) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(error)
