@@ -19,7 +19,8 @@ HALF = "\ud800"
 """Half of a surrogate pair, which a model can sample."""
 HOSTILE = [
     "", " \n\t", HUGE, DIGITS, "nan", "inf", "-inf", HALF, "\x00", "(" * 20_000, "[" * 20_000, "$" * 20_000,
-    "*" * 20_000, "\n" * 20_000, "####" * 5000, "\\boxed{" * 5000, "<answer>" * 5000, "answer: " * 5000, "```" * 5000,
+    "*" * 20_000, "\n" * 20_000, "####" * 5000, "\\boxed{" * 5000, "\\boxed{" * 5000 + "9" + "}" * 5000,
+    "<answer>" * 5000, "answer: " * 5000, "```" * 5000,
     "{" * 20_000, "A " * 20_000, "answer" + " " * 20_000, "not " * 10_000, "1,000," * 5000, "1e999999999", "`" * 9999,
 ]  # fmt: skip
 """None of these is an answer, and none may raise or take long."""

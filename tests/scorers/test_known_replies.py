@@ -50,6 +50,7 @@ RIGHT: list[tuple[str, Any, str]] = [
     ("includes", "Paris", "It is Paris, I believe."),
     ("includes", "Paris", "Without a doubt, Paris."),
     ("includes", "Paris", "Not Lyon but Paris."),
+    ("choice", "B", "The energy is not lost but (B)"),
     ("reverse-text", "puos enots", "Answer: puos enots"),
     ("exact", "https://example.org/a?b=1", "The page is https://example.org/a?b=1"),
     ("exact", "Paris", "The capital is [Paris](https://en.wikipedia.org/wiki/Paris)."),

@@ -247,8 +247,10 @@ option_reader = lru_cache(maxsize=4096)(OptionReader)
 
 
 def _is_label(label: str, ahead: str, behind: str, in_list: bool) -> bool:
-    """Whether a letter or number is a label: at the beginning of a sentence, after a word such as `option` or `is`, or
-    in a list with another label."""
+    """Whether a letter or number is a label: in brackets or bold, at the beginning of a sentence, after a word such as
+    `option` or `is`, or in a list with another label."""
+    if ahead.endswith(("(", "[", "**", "{")) and behind.startswith((")", "]", "**", "}", ".", ":")):
+        return True
     if label in "AI" and _GOES_ON.match(behind):  # a word: `A city`, `I think`
         return False
     bare = ahead.rstrip(_QUOTES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from treetune.core.score import Score
 from treetune.core.task import Task
@@ -39,10 +39,10 @@ class Number(Scorer, frozen=True, tag="number"):
         if found.text is None:
             return judged(found, False, truths)
         for one in truths:
-            wanted = _read_quantity(str(one))
-            if wanted is not None and (found.value == wanted.value or self._is_near(found.value, wanted.value)):
-                unit = wanted.unit and _unit_beside(answer, found.text)
-                if unit not in (None, wanted.unit):
+            wanted, wanted_unit = _read_quantity(str(one))
+            if wanted is not None and (found.value == wanted or self._is_near(found.value, wanted)):
+                unit = wanted_unit and _unit_beside(answer, found.text)
+                if unit not in (None, wanted_unit):
                     return Score(0.0, answer=found.text, explanation=f"the unit is {unit}, {expected(truths)}")
                 return judged(found, True, truths)
         return judged(found, False, truths)
@@ -56,22 +56,15 @@ class Number(Scorer, frozen=True, tag="number"):
         return math.isfinite(off) and (near or (self.relative is not None and off <= self.relative * abs(right)))
 
     def fault(self, truth: Any, task: Task | None) -> str | None:
-        wrong = [one for one in require_truths(truth, task) if _read_quantity(str(one)) is None]
+        wrong = [one for one in require_truths(truth, task) if read_number(str(one)) is None]
         return f"is not a number: {wrong[0]!r:.60}" if wrong else None
 
 
-class Quantity(NamedTuple):
-    value: Value
-    unit: str | None
-
-
 @lru_cache(maxsize=4096)
-def _read_quantity(text: str) -> Quantity | None:
-    value = read_number(text)
-    if value is None:
-        return None
+def _read_quantity(text: str) -> tuple[Value | None, str | None]:
+    """The value of a ground truth, and its unit if it is known."""
     amounts = find_amounts(text)
-    return Quantity(value, _unit_beside(text, amounts[-1].said) if amounts else None)
+    return read_number(text), _unit_beside(text, amounts[-1].said) if amounts else None
 
 
 def _unit_beside(text: str, number: str) -> str | None:

@@ -235,9 +235,8 @@ class Pattern(Scorer, frozen=True, tag="pattern"):
             why = "it matches" if matches else "the pattern matches nothing"
             return Score(float(bool(matches)), answer=matches[-1] if matches else None, explanation=why)
         found = self._choose(matches, form)
-        return judged(
-            found, found.text is not None and any(self._is_same(found.text, str(one)) for one in truths), truths
-        )
+        right = found.text is not None and any(self._is_same(found.text, str(one)) for one in truths)
+        return judged(found, right, truths)
 
     def gold(self, truth: Any, task: Task | None = None) -> str | None:
         """A reply in which the pattern finds the ground truth, if one of a few usual forms works."""

@@ -98,8 +98,8 @@ def read_amount(statement: Statement) -> Extraction | None:
     if len(text) > LONGEST or _DIGIT.search(text) is None:
         return None
     text = usual_number(text)
-    if statement.form in SENTENCES:
-        text = _SENTENCE_STOP.sub("", text) if "!" in text else text
+    if statement.form in SENTENCES and "!" in text:
+        text = _SENTENCE_STOP.sub("", text)
     is_prose = text[:1].isalpha() and text[:1].isascii() and "=" not in text
     value = None if is_prose else read_number(text)
     if value is not None and not (statement.form in ALONE and "=" in text):
@@ -118,18 +118,8 @@ def read_amount(statement: Statement) -> Extraction | None:
 
 def find_amounts(text: str) -> list[Mention]:
     """Every word of a text with a digit, and its value, if it is a plain number."""
-    found: list[Mention] = []
-    digit = _DIGIT.search(text)
-    while digit is not None:
-        begin = digit.start()
-        while begin > 0 and not _BREAK.match(text, begin - 1):
-            begin -= 1
-        stop = _BREAK.search(text, begin)
-        end = len(text) if stop is None else stop.start()
-        if mention := _read_word(text, begin, end):
-            found.append(mention)
-        digit = _DIGIT.search(text, end)
-    return found
+    words = [word.span() for word in _RUN.finditer(text) if _DIGIT.search(word[0])]
+    return [mention for begin, end in words if (mention := _read_word(text, begin, end))]
 
 
 def _read_word(text: str, begin: int, end: int) -> Mention | None:
@@ -215,7 +205,7 @@ _COMMAND = re.compile(r"\\[a-z]+", re.I)
 _LATEX_TEXT = re.compile(r"\\(?:text|mathrm|mbox)\{([^{}\\]*)\}")
 _LATEX_SPACE = re.compile(r"\\(?=[%$ ])|\\[,;:!](?=\D)|~")
 _DIGIT = re.compile(r"\d")
-_BREAK = re.compile(r"[\s|—\u3040-\u30ff\u3400-\u9fff]")
+_RUN = re.compile(r"[^\s|—\u3040-\u30ff\u3400-\u9fff]+")
 _AROUND = " \t\r\n*_`\"'"
 _STOPS = ".,;: \t\n"
 _LEADING, _TRAILING = "([~≈→", ")],"

@@ -96,20 +96,9 @@ def tagged(text: str, tag: str) -> Iterator[str]:
 def boxed(text: str) -> list[str]:
     r"""The contents of each `\boxed{...}`, with balanced braces; of nested boxes, the inner ones. A placeholder, such
     as `?`, is left out."""
-    found = []
-    begin = text.find(_BOX)
-    while begin >= 0:
-        start = begin + len(_BOX)
-        end = closing_brace(text, start)
-        if end is None:
-            break
-        inside = text[start:end].strip()
-        if _BOX in inside:
-            found += boxed(inside)
-        elif inside and not _PLACEHOLDER.fullmatch(inside):
-            found.append(inside)
-        begin = text.find(_BOX, end)
-    return found
+    pieces = text.split(_BOX)[1:]
+    inside = [piece[:end].strip() for piece in pieces if (end := closing_brace(piece, 0)) is not None]
+    return [said for said in inside if said and not _PLACEHOLDER.fullmatch(said)]
 
 
 def closing_brace(text: str, start: int) -> int | None:
@@ -279,8 +268,8 @@ def _is_abbreviation(line: str, stop: re.Match[str]) -> bool:
 def alone_statements(text: str) -> list[Statement]:
     """An answer by itself in the first line, above an explanation, or in the only bold words."""
     found = []
-    first, newline, rest = text.partition("\n")
-    if newline and 0 < len(first) <= SHORT and len(rest) > len(first) and not is_title(first):
+    first, _, rest = text.partition("\n")
+    if 0 < len(first) <= SHORT and len(rest) > len(first) and not is_title(first):
         found.append(Statement(FIRST, first))
     if "*" not in text or "**" not in text:
         return found

@@ -90,7 +90,7 @@ def denied(ahead: str) -> bool:
     for place, word in enumerate(reversed(_tokens(ahead[-NEAR:]))):
         if word in _TURNS:
             return False
-        if word in _NOT or word.endswith("n't") or (place < 3 and word in _WRONG):
+        if word in _NOT or word.endswith("n't") or word == "cannot" or (place < 3 and word in _WRONG):
             return True
     return not ahead.isascii() and _NOT_ASIAN.search(ahead[-NEAR:]) is not None
 
@@ -128,8 +128,6 @@ def hedged(text: str) -> bool:
 
 def taken_back(behind: str) -> bool:
     """Whether the text after an answer takes it back: `5. Sorry, I meant 6.`"""
-    if len(behind) < 4:
-        return False
     low = behind[:FAR].lower()
     return not _BACK.isdisjoint(_FIRST_WORD.findall(low)) or bool(_BACK_PHRASES.found_in(low))
 
@@ -159,7 +157,7 @@ _WORD = re.compile(r"[^\W\d_]+(?:['-][^\W\d_]+)*")
 _TOKEN = re.compile(r"rul\w+ out|(?:any|every)thing but|[^\W_]+(?:['-][^\W_]+)*|[,;:.!?–—(\n]|≠|!=|\\neq?")
 _NOT, _WRONG, _VERBS, _OPEN = (frozenset(listed(LISTS[name])) for name in ("not", "wrong", "verbs", "open"))
 MAGNITUDES = frozenset(listed(LISTS["magnitudes"]))
-_DENYING = _NOT | _WRONG | {"cannot"}
+_DENYING = _NOT | _WRONG
 _TURNS = frozenset((*listed(LISTS["turns"]), "\n"))
 _OPEN_PAIRS = frozenset(tuple(pair.split()) for pair in listed(LISTS["open_pairs"]))
 _OPEN_FIRST = frozenset(first for first, _ in _OPEN_PAIRS)
