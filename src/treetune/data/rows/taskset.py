@@ -48,7 +48,7 @@ class RowsConfig(TasksetConfig, frozen=True, kw_only=True):
     scorer: Scorer | None = None
     """How to score answers, whatever the rows say; rows with an environment keep it."""
     trust: bool = False
-    """Run code that rows name, even if you did not build them."""
+    """Run code that rows name, even if you did not build the rows."""
 
 
 class RowsTaskset(Taskset[Task, RowsConfig]):

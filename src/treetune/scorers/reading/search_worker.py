@@ -1,4 +1,4 @@
-"""Runs regular expressions that may take forever in a separate process. This module is the worker program.
+"""Runs, as a separate process, regular expressions that may take forever. This module is the worker program.
 
 It reads `[pattern, flags, group, text, seconds, clock seconds]` from each line and writes a JSON list of what the group
 matched. It does not import Treetune. When its time is up, a kernel timer kills it.
