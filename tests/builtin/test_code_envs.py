@@ -337,14 +337,14 @@ class TestLcb:
             (f"```python\n{PROGRAM}\n```", 1.0),
             (f"```\n{PROGRAM}\n```", 1.0),
             (f"```python\n1/0\n```\nbetter:\n```python\n{PROGRAM}\n```", 1.0),
-            (f"```python\n{PROGRAM}\n```\n```\n25\n```", 0.0),
+            (f"```python\n{PROGRAM}\n```\n```\n25\n```", 1.0),  # its output, in a block without a language
             (f"```python {PROGRAM}```", 1.0),
             (f"```python\n{PROGRAM}", 0.0),
             (PROGRAM, 0.0),
             ("", 0.0),
         ],
     )
-    def test_the_last_code_block_counts(self, answer, reward):
+    def test_the_last_block_of_code_counts(self, answer, reward):
         assert rewards(task_of("lcb", SQUARES), answer) == [reward]
 
     def test_natural_cases_are_taken_as_text(self):
