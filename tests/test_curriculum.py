@@ -463,12 +463,12 @@ def test_a_host_knows_that_a_schedule_has_no_end_and_an_index_moves_no_rate(made
 
 
 def test_the_config_of_a_run_finds_its_profile_from_anywhere(levels, tmp_path, monkeypatch):
-    from treetune.core.from_config import describe
+    from treetune.core.from_config import node_of
 
     levels()
     monkeypatch.chdir(tmp_path)
     node = {"id": "arithmetic", "seed": 4, "profile": {"path": "levels.jsonl", "parameter": "level", "values": [1, 2]}}
-    described = describe(build_taskset(node), node)
+    described = node_of(build_taskset(node), node)
     assert described["profile"] == {**node["profile"], "path": str(tmp_path / "levels.jsonl")}
     monkeypatch.chdir("/")
     assert [task.uid for task in build_taskset(described).draw(5)] == [task.uid for task in levels((1, 2)).draw(5)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from raising import raises_code
 
 from treetune import Mixture, Task, Taskset, TasksetConfig, Union, build_taskset
-from treetune.core.from_config import describe
+from treetune.core.from_config import node_of
 from treetune.core.interleave import Interleave, Spread
 from treetune.core.taskset_config import ShuffleConfig
 from treetune.errors import ConfigError, UsageError
@@ -200,11 +200,11 @@ def test_a_sources_own_seed_and_shuffle_are_kept():
 def test_a_described_mixture_draws_the_same_tasks():
     node = {"id": "mixture", "shuffle": {"seed": 1}, "sources": [{"id": "arithmetic"}, {"id": "alphabet-sort"}]}
     mixture = build_taskset(node)
-    described = describe(mixture, node)
+    described = node_of(mixture, node)
     assert described["sources"][0]["level"] == 1
     again = build_taskset(described)
     assert [task.uid for task in again.draw(50)] == [task.uid for task in mixture.draw(50)]
-    assert describe(again, described) == described
+    assert node_of(again, described) == described
 
 
 def test_a_union_keeps_the_order_of_its_sources():

@@ -24,10 +24,10 @@ from treetune.audit.sample import (
     Sample,
     Subject,
     Wrapping,
-    describe,
     is_number,
     numbers_in,
     options_in,
+    quote_answer,
 )
 from treetune.core.finding import ERROR, NOTE, WARNING, Severity
 from treetune.core.trace import Trace
@@ -129,7 +129,7 @@ def _judge(rule: str, group: Sequence[Paid], report: AuditReport) -> None:
     severity, worst = found[0]
     evidence = [f"{paid.policy.name}: {_share(paid)}" for _, paid in found[:3]]
     evidence += [
-        f"task {subject.idx}: {'the prompt' if answer == ECHO else describe(answer)} earned {trace.reward:g}"
+        f"task {subject.idx}: {'the prompt' if answer == ECHO else quote_answer(answer)} earned {trace.reward:g}"
         for subject, answer, trace in worst.full[:2]
     ]
     tasks = [subject.idx for level, paid in found if level is severity for subject, _, _ in paid.full]

@@ -236,7 +236,7 @@ async def draw_sample(host: Host, num_tasks: int, seed: int) -> Sample:
     return Sample(subjects, info.num_tasks)
 
 
-def describe(value: Any) -> str:
+def quote_answer(value: Any) -> str:
     """Formats an answer as evidence."""
     text = "\n".join(value) if isinstance(value, list) else str(value)
     return repr(text if len(text) <= 120 else f"{text[:100]}…")

@@ -92,7 +92,7 @@ def train_command(
     )
     launch = plan(trainer, request)
     launch.run.check(launch.checkpoints)
-    plain = describe(launch)
+    plain = plain_plan(launch)
     if dry_run:
         defaults = launch.read_defaults() if launch.installed is not None else {}
         if defaults:
@@ -159,7 +159,7 @@ def start(launch: Launch) -> int:
         signal.signal(signal.SIGTERM, before)
 
 
-def describe(launch: Launch) -> dict[str, Any]:
+def plain_plan(launch: Launch) -> dict[str, Any]:
     return {
         "trainer": launch.trainer,
         "run": str(launch.run.folder),

@@ -2,7 +2,7 @@
 
     taskset = build_taskset({"id": "reverse-text", "shuffle": {"seed": 0}})
 
-`describe` does the reverse: it returns the node that rebuilds a taskset.
+`node_of` does the reverse: it returns the node that rebuilds a taskset.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def _find_each(value: Any, find: Callable[[str, Sequence[Path]], str], folders: 
     return find(value, folders) if isinstance(value, str) else value
 
 
-def describe(taskset: Taskset[Any, Any], node: Any) -> dict[str, Any]:
+def node_of(taskset: Taskset[Any, Any], node: Any) -> dict[str, Any]:
     """The node that rebuilds this taskset, with every key spelled out and file paths made absolute."""
     found = find_files(node, [Path.cwd()])
     named = {key: found[key] for key in ("id", "custom_cls", "weight") if key in found}
@@ -246,6 +246,6 @@ def describe(taskset: Taskset[Any, Any], node: Any) -> dict[str, Any]:
         config["profile"] |= {key: found["profile"][key] for key in ("path",) if key in found["profile"]}
     if "sources" in config:
         built = zip(getattr(taskset, "sources", []), config["sources"], strict=False)
-        config["sources"] = [describe(source, node) for source, node in built]
+        config["sources"] = [node_of(source, node) for source, node in built]
     # The weight belongs to the mixture; its source was built without it.
     return {**named, **config, **further} | named

@@ -35,7 +35,7 @@ from treetune.config.trust import (
 )
 from treetune.core.contract import Limits
 from treetune.core.fingerprint import find_differences
-from treetune.core.from_config import build_taskset, describe, expand_ready, taskset_class
+from treetune.core.from_config import build_taskset, expand_ready, node_of, taskset_class
 from treetune.core.mixture import owner_of
 from treetune.core.policy import Sampling
 from treetune.core.task import Task, own_values
@@ -131,7 +131,7 @@ class Configured(msgspec.Struct, Generic[C]):
     def resolved(self) -> dict[str, Any]:
         """The config that reproduces this run, with every key spelled out. Values from the environment stay as they
         were written."""
-        whole = {**to_plain(self.config), "taskset": describe(self.taskset, self.config.taskset)}
+        whole = {**to_plain(self.config), "taskset": node_of(self.taskset, self.config.taskset)}
         plain: dict[str, Any] = conceal(whole)
         return plain
 

@@ -88,7 +88,7 @@ class Rescorer(Runner):
     def _recorded(self) -> Iterator[Trace]:
         damage = Damage()
         yield from read_traces(self._source, self._taskset, damage)
-        self._before.notes = self.tally.notes = damage.describe(TRACES.file)
+        self._before.notes = self.tally.notes = damage.warnings_of(TRACES.file)
 
     async def _play(self, old_traces: list[Trace]) -> list[Trace]:
         if not _has_answers(old_traces[0]):

@@ -113,7 +113,7 @@ def read_traces(folder: Path, taskset: Taskset[Any, Any], damage: Damage | None 
     counted = damage or Damage()
     typed = msgspec.structs.replace(TRACES, decode=lambda line: decode_trace(line, taskset.type_of))
     yield from typed.read(folder, counted)
-    for problem in counted.describe(TRACES.file) if damage is None else ():
+    for problem in counted.warnings_of(TRACES.file) if damage is None else ():
         warnings.warn(f"{folder}: {problem}", stacklevel=2)
 
 
@@ -197,7 +197,7 @@ class RunFolder(Generic[R]):
             self._mend_index()
             if not (self.path / SUPERSEDED).stat().st_size:
                 (self.path / SUPERSEDED).unlink()
-        for problem in damage.describe(self.records.file):
+        for problem in damage.warnings_of(self.records.file):
             warnings.warn(f"{self.path}: {problem}; moved to {SUPERSEDED}", stacklevel=2)
 
     def replace(self, other: RunFolder[R]) -> None:

@@ -52,7 +52,7 @@ class Damage:
 
         damage = Damage()
         for line, trace in TRACES.lines(folder, damage): ...
-        damage.describe("traces.jsonl")            # warnings, or none
+        damage.warnings_of("traces.jsonl")            # warnings, or none
 
     A kill may cut off the last line, and only the last, which is not damage. All code that reads records uses this
     class, so a summary, an index and a resumed run leave out the same lines.
@@ -87,7 +87,7 @@ class Damage:
             return entries
         return [entry for entry in entries if not self.is_doubled(key_of_entry(entry))]
 
-    def describe(self, file: str) -> list[str]:
+    def warnings_of(self, file: str) -> list[str]:
         """A warning for each kind of damage."""
         found = []
         if self.left_out:

@@ -128,7 +128,7 @@ class Run:
     @property
     def warnings(self) -> list[str]:
         """Warnings about unreadable and duplicate lines."""
-        return self._reader.damage.describe(TRACES.file)
+        return self._reader.damage.warnings_of(TRACES.file)
 
     @property
     def share_read(self) -> float:

@@ -161,7 +161,7 @@ class SearchCodeEnvironment(Gsm8kEnvironment):
             program = content.encode("utf-8", "surrogatepass")
             result = await run_python(program, limits=SandboxLimits(seconds=SECONDS))
             self._failures += not result.ok
-            return describe(result)
+            return output_of(result)
         if tool is None:
             return "No valid inner tool tag found inside <tool> block."
         return f"Tool '{tool[:100]}' not found in any registered tool group."
@@ -219,7 +219,7 @@ def find_tool(block: str) -> tuple[str | None, str]:
     return None, ""
 
 
-def describe(result: Result) -> str:
+def output_of(result: Result) -> str:
     """Return the part of its program's run that the policy may read."""
     limits = {
         Ended.TIMEOUT: f"Execution timed out after {SECONDS} seconds.",

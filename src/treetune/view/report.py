@@ -31,7 +31,7 @@ from treetune.system.folders import write_atomically
 from treetune.system.http_error import encode
 from treetune.view.calls import Body, Calls, OfRollout, OfRun, OfRuns, OfTask
 from treetune.view.run_list import ShownRun
-from treetune.view.tables import describe, list_groups
+from treetune.view.tables import list_groups, row_of
 
 TYPES = {
     "html": b"text/html; charset=utf-8",
@@ -230,7 +230,7 @@ class _Answers:
             for part in parts:
                 self._keep(*part)
         self.rollouts += len(kept)
-        self._keep("rollouts", str(id), {"total": len(kept), "rows": [describe(run, at) for at in sorted(kept)]})
+        self._keep("rollouts", str(id), {"total": len(kept), "rows": [row_of(run, at) for at in sorted(kept)]})
 
     def compare(self, ids: list[int], room: int) -> int:
         """Compares the first run with the others, in about `room` bytes; returns how many were used."""

@@ -46,7 +46,7 @@ SORTS = ("variance", "mean", "task", "rollouts", "source", "failed", "seconds")
 # Rollouts
 
 
-def describe(run: Run, at: int) -> dict[str, Any]:
+def row_of(run: Run, at: int) -> dict[str, Any]:
     """The table row of a rollout."""
     entry, groups = run.columns.entry(at), run.columns.groups()
     advantage = None if entry.reward is None else plain(entry.reward - groups.mean[groups.task[at]])
@@ -64,7 +64,7 @@ def _mark(run: Run, at: int) -> str | None:
 def list_rollouts(run: Run, query: str, sort: str, descending: bool, start: int, count: int) -> dict[str, Any]:
     fitting = np.flatnonzero(run.fits(query))
     order = fitting[_order(_column(run.columns, sort)[fitting], descending)] if sort else fitting
-    rows = [describe(run, at) for at in order[start : start + count].tolist()]
+    rows = [row_of(run, at) for at in order[start : start + count].tolist()]
     return {"total": len(fitting), "rows": rows}
 
 
@@ -223,7 +223,7 @@ def _said(run: Run, at: int) -> dict[str, Any]:
         if turn.message is not None and (text := text_of(turn.message.get("content"))):
             said = text[-_LONGEST:]
             break
-    return {**describe(run, at), "said": said}
+    return {**row_of(run, at), "said": said}
 
 
 # One rollout
@@ -240,7 +240,7 @@ def show_rollout(run: Run, at: int) -> dict[str, Any]:
     mark = run.read_marks().get(key_of(entry))
     return {
         "at": at,
-        "entry": describe(run, at),
+        "entry": row_of(run, at),
         "trace": parts,
         "has_tokens": entry.tokens,
         "group": cells_of(run.columns, int(run.groups().task[at])),

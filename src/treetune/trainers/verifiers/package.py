@@ -40,7 +40,7 @@ from treetune.config.interpolation import with_overrides
 from treetune.config.structs import FileName, dump_yaml, load_yaml, map_declared
 from treetune.config.trust import is_installed
 from treetune.core.contract import SCORED_ALONE
-from treetune.core.from_config import build_taskset, describe
+from treetune.core.from_config import build_taskset, node_of
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.errors import CreditError, StorageError, UsageError, plural
@@ -90,7 +90,7 @@ def export_package(
     tasks = list(islice(taskset.draw(_LOOKED_AT), _LOOKED_AT))
     check_playable(taskset, tasks)
     packing = Packing()
-    node = packing.pack(taskset, describe(taskset, data["taskset"]))
+    node = packing.pack(taskset, node_of(taskset, data["taskset"]))
     packing.add_named_by(taskset, tasks)
     count = None if taskset.endless else taskset._size()
     values = {
@@ -253,7 +253,7 @@ class Packing:
         self._bytes = 0
 
     def pack(self, taskset: Taskset[Any, Any], node: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a taskset's node, as `describe` gives it, with its files in the package."""
+        """Return a taskset's node, as `node_of` gives it, with its files in the package."""
         packed = dict(node)
         self._require(type(taskset), str(node.get("id", "")))
         hints = get_type_hints(taskset.config_type, include_extras=True)
