@@ -299,7 +299,7 @@ class Loops:
         ray.get(self.worker_v1.generate_sequences.remote(batch))
         uids = [row["uid"] for row in rows]
         for _ in range(3000):
-            known = tq.kv_list("train")["train"]
+            known = tq.kv_list("train").get("train", {})  # no key is there at first
             states = [known.get(uid, {}).get("status") for uid in uids]
             if all(state in ("finished", "failure") for state in states):
                 break
