@@ -14,9 +14,9 @@ from treetune import Environment, Mixture, Outcome, ShuffleConfig, Step, Task, T
 from treetune.core.contract import Limits
 from treetune.errors import EmptyTasksetError
 from treetune.models import load_policy
+from treetune.play import reader
 from treetune.play.episode_table import SessionLimits
 from treetune.play.host import LocalHost, always
-from treetune.play.reader import KEPT
 from treetune.play.streams import State
 from treetune.tasksets.arithmetic import Arithmetic
 
@@ -145,7 +145,7 @@ def test_a_generator_is_read_once_in_order_and_by_many_at_once():
 def test_a_generator_gives_its_latest_tasks_again():
     async def draw():
         host = await host_of(Endless())
-        for _ in range(KEPT + 500):
+        for _ in range(reader.KEPT + 500):
             draw = host.streams.advance()
             task = await host.streams.fetch(draw)
             assert task.idx == draw.index
@@ -157,7 +157,9 @@ def test_a_generator_gives_its_latest_tasks_again():
     assert (again, started) == (wanted, 0)
 
 
-def test_a_generator_that_fails_says_so_and_gives_what_came_before():
+def test_a_generator_that_fails_says_so_and_gives_what_came_before(monkeypatch):
+    monkeypatch.setattr(reader, "FIRST_WAIT", 0.01)
+
     class Breaks(Endless):
         def load_tasks(self):
             yield from [Task(prompt="a"), Task(prompt="b")]
@@ -394,16 +396,16 @@ def test_streams_over_a_generator_share_a_reader_while_they_are_near_each_other(
             for stream in "abcd":
                 assert (await host.sample(stream=stream)).idx == number
         near = Large.copies
-        for number in range(200, KEPT + 400):
+        for number in range(200, reader.KEPT + 400):
             assert (await host.sample(stream="a")).idx == number
         for number in range(200, 300):  # the task was read too long ago
             assert (await host.sample(stream="b")).idx == number
             assert (await host.sample(stream="c")).idx == number
         apart, readers = Large.copies, len(host.streams.readers)
         for stream in "bcd":  # which catch up
-            for _ in range(KEPT):
+            for _ in range(reader.KEPT):
                 await host.sample(stream=stream)
-        assert (await host.sample(stream="d")).idx == KEPT + 200
+        assert (await host.sample(stream="d")).idx == reader.KEPT + 200
         return near, apart, readers, Large.copies, len(host.streams.readers)
 
     assert run(draw()) == (0, 1, 2, 2, 1)
