@@ -111,7 +111,7 @@ def test_a_start_whose_answer_was_lost_gives_the_same_episode():
             server.faults["start"] = ["lose", "lose"]
             assert await play_out(client) == [0.0, 0.0, 1.0]
             assert server.seen["start"] == 3
-            assert len(server._turns) == 1
+            assert len(server.turns) == 1
 
     run(play)
 
@@ -194,7 +194,7 @@ def test_many_are_started_and_stepped_at_once(features):
             episodes = await client.start_many(range(6))
             assert [episode.observation.content for episode in episodes] == [f"task {n}" for n in range(6)]
             await episodes[2].cancel()
-            server._turns[episodes[3].id] = 3  # it is over there, and nobody knows here
+            server.turns[episodes[3].id] = 3  # it is over there, and nobody knows here
             results = await client.step_many([(e, f"a{n}") for n, e in enumerate(episodes) if n != 2])
             assert [type(result).__name__ for result in results] == ["Step", "Step", "Refusal", "Step", "Step"]
             assert results[1].observation.content == "a1 at 0"
@@ -211,7 +211,7 @@ def test_of_many_those_whose_answer_is_lost_are_played_once():
             server.faults = {"start": ["lose", None, "lose"], "step": ["lose", None, "lose"]}
             episodes = await client.start_many([None] * 3)
             await client.step_many([(episode, "x") for episode in episodes])
-            assert len(server._turns) == len(server.played) == 3
+            assert len(server.turns) == len(server.played) == 3
 
     run(play)
 

@@ -41,7 +41,7 @@ def test_a_server_that_does_all_is_good():
 def test_no_episode_is_left_behind(options):
     report, server = probed(**options)
     assert report.good
-    assert set(server._turns.values()) == {3}, "each is over, or was cancelled"
+    assert set(server.turns.values()) == {3}, "each is over, or was cancelled"
 
 
 FAULTS = {

@@ -112,7 +112,7 @@ class Scripted:
         """What its episodes say can be called."""
         self.info: dict[str, Any] = {"name": "scripted", "num_tasks": 5}
         self._answers: dict[tuple[str, int], Any] = {}
-        self._turns: dict[str, int] = {}
+        self.turns: dict[str, int] = {}
         self._requests: dict[str, Any] = {}
         self._runner: web.AppRunner | None = None
         self.url = ""
@@ -129,21 +129,21 @@ class Scripted:
             return web.Response()
         if isinstance(fault, dict):  # what to answer instead
             return web.Response(**fault)
-        answer = await self._answer(path, await request.json() if request.can_read_body else {})
+        answer = await self.answer(path, await request.json() if request.can_read_body else {})
         if fault == "lose":  # after it was done
             assert request.transport is not None
             request.transport.abort()
             return web.Response()
         return answer
 
-    async def _answer(self, path: str, body: dict[str, Any]) -> web.Response:
+    async def answer(self, path: str, body: dict[str, Any]) -> web.Response:
         if path == "info":
             return web.json_response({**self.info, "features": self.features})
         if path == "health":
             return web.json_response({"status": "ok"})
         if path == "cancel":
             self.cancelled.append(body["episode_id"])
-            self._turns[body["episode_id"]] = 3
+            self.turns[body["episode_id"]] = 3
             return web.json_response({"episode_id": body["episode_id"], "cancelled": True})
         status, answer = {"start": self._start, "step": self._step}[path](body)
         headers = {"Retry-After": "0"} if status == 429 else None
@@ -153,11 +153,11 @@ class Scripted:
         name = body.get("request_id")
         if name is not None and name in self._requests:
             return 200, self._requests[name]
-        if len(self._turns) >= self.most:
+        if len(self.turns) >= self.most:
             self.most += 1  # there is room the next time
             return 429, {"error": "no room", "kind": "busy", "status": 429}
-        id = f"e-{len(self._turns)}"
-        self._turns[id] = 0
+        id = f"e-{len(self.turns)}"
+        self.turns[id] = 0
         index = body.get("task_index")
         answer = {
             "episode_id": id,
@@ -171,14 +171,14 @@ class Scripted:
 
     def _step(self, body: dict[str, Any]) -> tuple[int, Any]:
         id, turn = body["episode_id"], body.get("turn")
-        if id not in self._turns:
+        if id not in self.turns:
             return 404, {"error": "unknown episode", "kind": "unknown_episode", "status": 404}
         if (id, turn) in self._answers:
             return 200, self._answers[id, turn]
-        now = self._turns[id]
+        now = self.turns[id]
         if now == 3:
             return 410, {"error": "this episode is over", "kind": "finished", "status": 410}
-        self._turns[id] += 1
+        self.turns[id] += 1
         self.played.append((id, now))
         content = {"type": "text", "content": f"{body['action']} at {now}"}
         done = now == 2
@@ -198,7 +198,6 @@ class Scripted:
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", port)
         await site.start()
-        assert site._server is not None
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def stop(self) -> None:

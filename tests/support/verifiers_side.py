@@ -90,7 +90,7 @@ async def _play_story(package, says):
     config = config_of(package)
     async with served(config) as client, endpoint(answer) as (policy, _):
         (task,) = vf.load_taskset(config.taskset).take(1)
-        model = client_at(policy._endpoint.base_url)
+        model = client_at(policy.endpoint.base_url)
         data = task.data.model_dump()
         episode = await client.run(task_data=data, client=model, model="m", sampling=vf.SamplingConfig())
     (trace,) = episode.traces

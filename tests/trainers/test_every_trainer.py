@@ -122,7 +122,7 @@ def by_pulled_rollout(story: Story) -> Played:
     async def play() -> Any:
         async with (
             endpoint(partial(answer, story)) as (policy, _),
-            served(load_taskset(story.target), models=ModelsConfig(model="m", endpoint=policy._endpoint)) as client,
+            served(load_taskset(story.target), models=ModelsConfig(model="m", endpoint=policy.endpoint)) as client,
         ):
             return await play_group(client, story)
 
@@ -243,7 +243,7 @@ def test_a_group_is_scored_together_in_eval_and_by_a_server(name, treetune):
     async def play() -> list[Any]:
         async with (
             endpoint(partial(answer, story)) as (policy, _),
-            served(load_taskset(story.target), models=ModelsConfig(model="m", endpoint=policy._endpoint)) as client,
+            served(load_taskset(story.target), models=ModelsConfig(model="m", endpoint=policy.endpoint)) as client,
         ):
             return await client.run_group(await client.sample(0), 2)
 

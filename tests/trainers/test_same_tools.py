@@ -123,7 +123,7 @@ def moves():
 def test_a_rollout_over_zmq_is_the_same(shop, expected):
     async def play():
         async with endpoint(lambda n, r: calls(*STORY[n].calls, content=STORY[n].text or None)) as (policy, _):
-            models = ModelsConfig(model="m", endpoint=policy._endpoint)
+            models = ModelsConfig(model="m", endpoint=policy.endpoint)
             async with served(shop, models=models) as client:
                 await client.sample()
                 return await client.run_rollout(await client.sample())

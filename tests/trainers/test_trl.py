@@ -431,7 +431,7 @@ def test_episodes_do_not_stay_behind_when_sampling_fails_or_only_prompts_are_wan
 def test_nothing_stays_behind_on_a_server_when_a_start_is_cancelled():
     async def play(server, client):
         await client.info()
-        answer, begun = server._answer, set()
+        answer, begun = server.answer, set()
 
         async def slowly(path, body):
             answered = await answer(path, body)
@@ -440,7 +440,7 @@ def test_nothing_stays_behind_on_a_server_when_a_start_is_cancelled():
                 await asyncio.sleep(0.2)
             return answered
 
-        server._answer = slowly
+        server.answer = slowly
         starting = asyncio.create_task(client.start_many([0, 1, 2]))
         await asyncio.wait_for(until(lambda: len(begun) == 3), 10)
         starting.cancel()

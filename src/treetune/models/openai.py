@@ -43,14 +43,14 @@ class OpenAIPolicy:
         """`called` is the model's name at the server, if it differs."""
         self.name = model
         self._model = called or model
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._call_format = check_name(endpoint.call_format)
         self._server = Endpoint(endpoint)
 
     async def complete(self, request: Request) -> Completion:
-        if request.continues and not self._endpoint.continue_final_message:
+        if request.continues and not self.endpoint.continue_final_message:
             raise cannot_continue(
-                f"{self._endpoint.base_url} is not known to continue one",
+                f"{self.endpoint.base_url} is not known to continue one",
                 "set endpoint.continue_final_message: true if the server supports it (vLLM, SGLang)",
             )
         if (partial := request.partial) is not None and can_go_on(partial, request, self._call_format):
@@ -72,14 +72,14 @@ class OpenAIPolicy:
             self._check_length(completion, request.sampling)
             return completion
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise PolicyError(f"{self._endpoint.base_url} sent no usable completion: {answer!r:.300}") from error
+            raise PolicyError(f"{self.endpoint.base_url} sent no usable completion: {answer!r:.300}") from error
 
     def _check_length(self, completion: Completion, sampling: Sampling) -> None:
         """Refuse an answer that clearly exceeds the requested tokens: a trainer has no room for it."""
         most, count = sampling.max_tokens, len(completion.completion_ids or ())
         if most is not None and count > most + _EXTRA_TOKENS and not _OTHER_LIMITS & sampling.extra.keys():
             raise PolicyError(
-                f"{self._endpoint.base_url} sent {count} tokens, but max_tokens allows {most}",
+                f"{self.endpoint.base_url} sent {count} tokens, but max_tokens allows {most}",
                 remedy="the server ignores max_tokens: set a limit there, or raise sampling.max_tokens",
             )
 
