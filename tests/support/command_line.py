@@ -75,7 +75,9 @@ def run(folder: Path, arguments: Sequence[str], environment: dict[str, str]) -> 
         _turn.release()
 
 
-def run_script(folder: Path, file: Path, arguments: Sequence[str]) -> Result:
+def run_script(
+    folder: Path, file: Path, arguments: Sequence[str], environment: dict[str, str] | None = None
+) -> Result:
     """`python FILE ARGUMENTS` in a folder, in this process."""
 
     def script() -> int:
@@ -92,7 +94,7 @@ def run_script(folder: Path, file: Path, arguments: Sequence[str]) -> Result:
         return 0
 
     with _turn:
-        return _run_here(folder, [str(file), *arguments], {}, script)
+        return _run_here(folder, [str(file), *arguments], environment or {}, script)
 
 
 def _run_here(folder: Path, argv: list[str], environment: dict[str, str], program: Callable[[], int]) -> Result:

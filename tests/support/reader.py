@@ -149,9 +149,9 @@ def is_runnable(body: str) -> bool:
 
 
 def is_for_shell(command: str) -> bool:
-    """Whether a command is more than `treetune` with arguments, or `export`."""
+    """Whether a command is more than `treetune` or a program in Python with arguments, or `export`."""
     plain = re.sub(r"'[^']*'|\"[^\"]*\"", "", command.partition(" #")[0])
-    return not re.match(r"(treetune|export) ", plain) or bool(re.search(r"[|&;<>$`*]", plain))
+    return not re.match(r"(treetune|export|python [\w/]+\.py\b)( |$)", plain) or bool(re.search(r"[|&;<>$`*~]", plain))
 
 
 class Reader:
@@ -238,6 +238,9 @@ class Reader:
         words = shlex.split(command, comments=True)
         if words[0] == "treetune":
             self._check(command, self.treetune(*words[1:], **self.environment), block)
+        elif words[0] == "python":
+            program = self.folder / words[1]
+            self._check(command, command_line.run_script(self.folder, program, words[2:], self.environment), block)
 
     def _check(self, command: str, done: command_line.Result, block: Block) -> None:
         expected = int(told[1]) if (told := re.search(r"# exits with (\d+)", command)) else 0
