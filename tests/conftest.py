@@ -41,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(folder.cleanup)
         os.environ["TREETUNE_TASK_CACHE_DIR"] = f"{folder.name}/tasks"
         os.environ["HF_HOME"] = f"{folder.name}/huggingface"
+        os.environ["MPLCONFIGDIR"] = f"{folder.name}/matplotlib"  # reasoning-gym loads it, and it lists the fonts
 
 
 @pytest.hookimpl(wrapper=True)
