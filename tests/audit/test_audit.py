@@ -124,8 +124,8 @@ def test_what_is_sound_has_no_error(sound):
 
 
 def test_an_environment_that_takes_long_is_noted(monkeypatch):
-    monkeypatch.setattr(costs, "SLOW_SECONDS", 0.03)  # not ten seconds a task, in a test
     assert audit(planted.Sound(), rules=["slow-environment"]).findings == []
+    monkeypatch.setattr(costs, "SLOW_SECONDS", 0.03)  # not ten seconds a task, in a test
     (finding,) = audit(planted.Slow(), rules=["slow-environment"]).findings
     assert (finding.rule, finding.severity) == ("slow-environment", NOTE)
     assert "seconds of the environment" in finding.found

@@ -75,9 +75,7 @@ def run(folder: Path, arguments: Sequence[str], environment: dict[str, str]) -> 
         _turn.release()
 
 
-def run_script(
-    folder: Path, file: Path, arguments: Sequence[str], environment: dict[str, str] | None = None
-) -> Result:
+def run_script(folder: Path, file: Path, arguments: Sequence[str], environment: dict[str, str] | None = None) -> Result:
     """`python FILE ARGUMENTS` in a folder, in this process."""
 
     def script() -> int:
@@ -129,7 +127,7 @@ def _place(folder: Path, environment: dict[str, str]) -> Iterator[None]:
 def _modules(folder: Path) -> Iterator[None]:
     """No module of a user is known at first, and none stays."""
     path, executed = list(sys.path), dict(code_files.executed)
-    before = {name: module for name, module in sys.modules.items() if _is_users(name, module)}
+    before = _users_modules()
     for name in before:
         del sys.modules[name]
     sys.path[:] = [str(folder), *(place for place in path if place != str(ROOT / "tests"))]
@@ -138,12 +136,17 @@ def _modules(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        for name in [name for name, module in sys.modules.items() if _is_users(name, module)]:
+        for name in _users_modules():
             del sys.modules[name]
         sys.modules.update(before)
         sys.path[:] = path
         code_files.executed.clear()
         code_files.executed.update(executed)
+
+
+def _users_modules() -> dict[str, ModuleType]:
+    modules = list(sys.modules.items())  # other threads may import some at this moment
+    return {name: module for name, module in modules if _is_users(name, module)}
 
 
 def _is_users(name: str, module: ModuleType) -> bool:
