@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from command_line import ROOT
 from raising import raises_code
-from serving import until_in_flight
+from serving import until
 
 from treetune import Environment, Mixture, Outcome, ShuffleConfig, Step, Task, Taskset, TasksetConfig
 from treetune.core.contract import Limits
@@ -270,9 +270,10 @@ def test_a_stepped_episode_is_scored_alone_and_the_host_says_so_once():
 
 def test_a_named_request_can_be_cancelled():
     class Waits(Letters):
-        ended = False
+        begun = ended = False
 
         async def reward(self, task, answer):
+            type(self).begun = True
             try:
                 await asyncio.sleep(60)
             finally:
@@ -281,7 +282,7 @@ def test_a_named_request_can_be_cancelled():
     async def cancel():
         host = await host_of(Waits())
         rollout = asyncio.create_task(host.run_rollout(await host.sample(), request="r1"))
-        await until_in_flight(host, 1)
+        await until(lambda: Waits.begun)
         assert await host.cancel("r1")
         with pytest.raises(asyncio.CancelledError):
             await rollout
