@@ -70,12 +70,13 @@ def test_an_unknown_trainer_and_one_that_is_not_installed_are_named(treetune):
 SUPPORT = ROOT / "tests/support"
 TRAINERS = {
     "verl": (venvs.VERL, 19, []),
+    "areal": (venvs.AREAL, 4, []),
     "skyrl": (venvs.SKYRL, 13, [SUPPORT / "python_311"]),
     # slime is not on PyPI, and its losses import Megatron.
     "slime": (venvs.SKYRL, 10, [slime_runs.SOURCE, SUPPORT / "megatron_stand_in"]),
 }
 """The environment, how many losses are verified, and what is on the path besides."""
-NAMES = {"verl": "verl", "skyrl": "SkyRL", "slime": "slime"}
+NAMES = {"areal": "AReaL", "verl": "verl", "skyrl": "SkyRL", "slime": "slime"}
 
 
 @pytest.mark.slow

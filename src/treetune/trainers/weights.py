@@ -19,6 +19,7 @@ from treetune.core.contract import Credit
 from treetune.errors import CreditError, MissingExtraError, UnknownNameError
 
 CASES = {
+    "areal": "treetune.trainers.areal.weights:cases",
     "skyrl": "treetune.trainers.skyrl.weights:cases",
     "slime": "treetune.trainers.slime.weights:cases",
     "verl": "treetune.trainers.verl.weights:cases",

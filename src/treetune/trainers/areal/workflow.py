@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from treetune.chat.tokens import ChatTokens, Prompt, Rewrites, TokenSequence
-from treetune.core.contract import Contract
+from treetune.core.contract import Contract, Credit
 from treetune.errors import CreditError, MissingExtraError, PolicyError
 from treetune.serve import ServeError, TaskServerClient
 from treetune.trainers.credit import turn_advantages
@@ -112,12 +112,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         advantages = turn_advantages(
             rewards, credit=credit, discount=discount, by_deviation=by_deviation, epsilon=EPSILON
         )[group.played.index(played)]
-        sequences = played.tokens.sequences
-        if credit == "outcome":
-            return tensors(sequences, advantages[:1] * len(sequences))
-        spans = [(sequence, span) for sequence in sequences for span in sequence.spans if span.first < span.end]
-        rows = [_row_of(sequence, span.first, span.end) for sequence, span in spans]
-        return tensors(rows, [advantages[span.turn] for _, span in spans]) if rows else None
+        return trajectory_of(played.tokens.sequences, advantages, credit)
 
     @asynccontextmanager
     async def _group_of(self, data: dict[str, Any]) -> AsyncIterator[_Group]:
@@ -179,6 +174,18 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
             return Sampled(list(said.output_tokens), list(said.output_logprobs), versions, given)
 
         return sample
+
+
+def trajectory_of(
+    sequences: Sequence[TokenSequence], advantages: Sequence[float], credit: Credit
+) -> dict[str, torch.Tensor] | None:
+    """Return the rows of an episode, given the advantages of its turns: a row for each sequence or, if turns are
+    credited, for each turn."""
+    if credit == "outcome":
+        return tensors(sequences, [advantages[0]] * len(sequences))
+    spans = [(sequence, span) for sequence in sequences for span in sequence.spans if span.first < span.end]
+    rows = [_row_of(sequence, span.first, span.end) for sequence, span in spans]
+    return tensors(rows, [advantages[span.turn] for _, span in spans]) if rows else None
 
 
 def _row_of(sequence: TokenSequence, first: int, end: int) -> TokenSequence:
