@@ -262,9 +262,34 @@ def test_rows_carry_the_contract_of_their_yaml_and_show_prints_it(format, tmp_pa
     (path,) = treetune("build", "sums.yaml", "--format", format, "--json").json["train_files"]
     taskset = RowsTaskset(RowsConfig(files=[path]))
     declared = {"max_turns": 3, "turn_discount": 0.5}
+    (row,) = RowsTaskset(RowsConfig(files=[path]))
+    assert json.loads(row.extra_info["scorer"])["contract"] == declared
     assert contract_in(taskset, 0).declared == declared
     for target in ("sums.yaml", path):
         (task,) = treetune("show", target, "--json").json["tasks"]
         assert task["contract"] == declared
     (tmp_path / "sums.yaml").write_text(ROWS.replace("max_turns", "max_turn"))
     assert "line 6, train_tasks[0].contract.max_turn: unknown key; did you mean" in treetune("build", "sums.yaml").err
+
+
+@pytest.mark.parametrize("format", ["verl", "trl"])
+def test_rows_with_a_contract_are_played_where_only_the_cache_is_shared(format, tmp_path, treetune, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums.jsonl").write_text('{"q": "1 + 1?", "a": "2"}\n')
+    (tmp_path / "sums.yaml").write_text(ROWS.replace("gsm8k_multi_turn", "climb.py:Up"))
+    (tmp_path / "climb.py").write_text(UP)
+    (path,) = treetune("build", "sums.yaml", "--format", format, "--json").json["train_files"]
+    (tmp_path / "climb.py").unlink()
+    taskset = RowsTaskset(RowsConfig(files=[path]))
+    trace = asyncio.run(run_rollout(taskset, taskset[0], Says()))
+    assert (trace.outcome, trace.reward, trace.shaped_reward) == (Outcome.TRUNCATED, 3.0, 3.0 * 0.5**3)
+
+
+UP = """
+from treetune import Environment, Step
+
+
+class Up(Environment):
+    def step(self, action):
+        return Step("go on", reward=1.0)
+"""

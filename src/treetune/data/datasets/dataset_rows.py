@@ -83,6 +83,12 @@ class DatasetRows(Taskset[Task, DatasetConfig]):
             raise ConfigError([("answer", f"the environment {env_class!r} {where}, not from {asked}: leave it out")])
         return asked
 
+    def environment_spec(self, env_class: str) -> str:
+        """Rows name the file as the config did; in a taskset that was built from a row, the config names its copy."""
+        own = self.config.env_class
+        named = own is not None and own.rpartition(":")[2] == env_class.rpartition(":")[2]
+        return super().environment_spec(own if own is not None and named else env_class)
+
     @cached_property
     def row_scorer(self) -> ScoredBy | None:
         """How any process can score a row from the row alone: by the rule, by its environment, by a scorer, or by this

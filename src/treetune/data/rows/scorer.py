@@ -165,6 +165,8 @@ def describe_taskset(taskset: Taskset[Any, Any], cache_dir: Any = None) -> Score
     config = to_plain(taskset.config)
     further = config.pop("extra", {})
     keys = {key: value for key, value in {**config, **further}.items() if value is not None and key not in _ONLY_BUILD}
+    if taskset.config.contract is not None:
+        keys["contract"] = taskset.config.contract.declared
     cls = type(taskset)
     if (foreign := getattr(cls, "FOREIGN", None)) is not None:  # any process can rebuild it from its name
         named: dict[str, Any] = {"id": foreign}
