@@ -23,6 +23,10 @@ class Watched(workers):
         super().__init__(*arguments)
         seen.append(self)
 
+    def update_actor(self, batch):
+        self.rows = batch.extra_info["mini_batch_size"]
+        return super().update_actor(batch)
+
 
 weights._Workers = Watched
 
@@ -52,6 +56,12 @@ def lose(row, found):
         found["response_mask"] = found["loss_mask"] = torch.zeros_like(found["response_mask"])
 
 
+def play_otherwise(row, found):
+    """The first group is played by verl's own agent loops, which know of no turns."""
+    if row.group == 0:
+        del found["extra_fields"]["turn_credit"]
+
+
 def apart(one, other):
     return float((one - other).norm() / other.norm())
 
@@ -67,7 +77,10 @@ def main() -> None:
     }
     whole, several = play(ONE, credit="turn"), play(CUTS["unequal"], credit="turn", processes=2)
     answer["processes"] = apart(several[0].gradient, whole[0].gradient)
+    micro = ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=5", "actor_rollout_ref.actor.use_dynamic_bsz=false")
+    answer["rows"] = play(TWO, processes=2, overrides=micro)[1].rows
     answer["whole"], answer["without"] = (first_of(play(TWO, change)[0]) for change in (None, forget_last))
+    answer["others"] = first_of(play(TWO, play_otherwise)[0])
     _, worker = play(TWO)
     rows = worker._queue.rows
     answer["padding"] = [float(row["advantages"].abs().max()) for key, row in rows.items() if key.startswith("pad")]

@@ -289,6 +289,21 @@ def test_tasks_of_several_turns_are_played_by_our_loop(declared, fake_verl, fold
     assert Path(agent.agent_loop_config_path).is_relative_to(folder)
 
 
+def test_verl_runs_our_trainer_or_refuses_credit_by_turn_before_it_starts(declared, fake_verl):
+    main_ppo = fake_verl(RELEASES["0.9"])
+    config = of_several_turns(with_ground_truth(declared(TRAINER, AGENT, BASIC)))
+    for name in ("train_tasks", "val_tasks"):
+        OmegaConf.update(config, f"{name}.0.contract", {"credit": "turn"}, force_add=True)
+    run_with_tasks(config)
+    assert config.trainer.v1.trainer_mode == "treetune_sync"
+    modules = config.ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES
+    assert modules.endswith("treetune.trainers.verl.trainer")
+    OmegaConf.update(config, "trainer.use_v1", False, force_add=True)
+    with raises_code("credit", "v0"):
+        run_with_tasks(config)
+    assert len(main_ppo.calls) == 1
+
+
 def test_tasks_of_one_turn_are_left_to_verls_own_loop(declared, fake_verl):
     fake_verl(RELEASES["0.9"])
     config = with_ground_truth(declared(TRAINER, AGENT, BASIC))

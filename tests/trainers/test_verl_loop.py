@@ -418,7 +418,7 @@ def test_the_trainer_knows_which_turns_are_in_which_row_and_what_each_has_earned
         credit = row["fields"]["turn_credit"]
         assert (credit["by"], credit["discount"], credit["rewards"]) == ("turn", 0.5, [0.5, 0.5])
         assert [list(span) for span in credit["spans"]] == [[turn, 0, len(row["responses"])]]
-    assert "no rewards of turns" in played.answers["credited v0"]["samples"]  # the v0 trainer has none
+    assert "no credit by turn" in played.answers["credited v0"]["samples"]  # the v0 trainer has none
 
 
 def test_an_answer_is_cut_to_what_verl_has_room_for(played):

@@ -124,6 +124,11 @@ def test_all_rows_of_an_episode_are_in_one_optimizer_step_of_as_many_as_before(t
 
 
 @pytest.mark.slow
+def test_each_process_has_whole_micro_batches(tried):
+    assert tried["rows"] == 20  # of 9 rows: two processes, micro-batches of 5, and a multiple of 4 rollouts
+
+
+@pytest.mark.slow
 def test_groups_that_are_spread_over_processes_have_the_same_gradient(tried):
     assert tried["processes"] <= 1e-6
 
@@ -133,6 +138,11 @@ def test_a_last_row_without_sampled_tokens_leaves_the_advantages_of_the_others(t
     """verl reads the advantage of an episode from its last row, where it finds 0."""
     assert tried["whole"] != 0
     assert tried["without"] == pytest.approx(tried["whole"], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_rows_that_other_agent_loops_played_have_the_credit_of_their_outcome(tried):
+    assert tried["others"] == pytest.approx(tried["whole"], abs=1e-6)
 
 
 @pytest.mark.slow

@@ -131,6 +131,10 @@ def run_with_tasks(config: Any) -> Any:
     agents = name_agents(lists, config, silent_too=True)
     config = build_into_config(config, lists, agents)
     if any(agents.values()):
+        from treetune.trainers.launch import TargetTasks  # an agent loop's process does not need it
+
+        played = [TargetTasks(getattr(taskset, "taskset", taskset)) for taskset in tasksets]
+        check_rows(config, set().union(*(tasks.credits() for tasks in played)))
         play_by_tasks(config)
     for name, entries in lists.items():
         for taskset, agent in zip(entries, agents[name] or [""] * len(entries), strict=True):

@@ -33,7 +33,7 @@ from treetune.trainers.token_episode import Sampled, TokenEpisode
 
 class LoopConfig(EpisodeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of the agent loop's YAML file, and of `treetune_loop` in a verl config. Without `rewrites`, the v1
-    trainer splits and the v0 trainer keeps."""
+    trainer splits where rows can be joined, and the v0 trainer keeps."""
 
     seconds: float | None = None
     """The time limit of an episode in seconds, checked between turns."""

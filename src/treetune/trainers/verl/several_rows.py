@@ -83,7 +83,7 @@ def check_turns(config: Any, credit: Credit, discount: float, *, v1: bool) -> No
     if credit == "outcome":
         return
     if not v1:
-        why: str | None = "verl's v0 trainer has no rewards of turns: trainer.use_v1=true has them"
+        why: str | None = "verl's v0 trainer has no credit by turn: trainer.use_v1=true has it"
     elif get_value(config, f"{_ALGORITHM}.adv_estimator") != "gae":
         why = why_not_joined(config)
     else:

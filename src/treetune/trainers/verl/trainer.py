@@ -67,9 +67,21 @@ class JoinedRows:
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         if not self._steps:
             return super()._get_required_batch_multiple(dp_size)  # type: ignore[misc, no-any-return]
-        multiple = math.lcm(dp_size, self.config.actor_rollout_ref.rollout.n)
+        multiple = math.lcm(
+            self.config.actor_rollout_ref.rollout.n, *(dp_size * size for size in self._micro_batches())
+        )
         self._dp_size, self._rows = dp_size, math.ceil(self._rows / multiple) * multiple
         return self._steps * self._rows
+
+    def _micro_batches(self) -> Iterator[int]:
+        """Sizes of micro-batches in a process: without dynamic ones, verl takes only whole ones."""
+        own = self.config.actor_rollout_ref
+        yield 1
+        if not own.actor.use_dynamic_bsz:
+            yield own.actor.ppo_micro_batch_size_per_gpu or 1
+        for config in (own.rollout, own.ref):
+            if not config.log_prob_use_dynamic_bsz:
+                yield config.log_prob_micro_batch_size_per_gpu or 1
 
     def _order(self, batch: Any, step_of: Mapping[str, int]) -> None:
         """Reorder the rows: each process gets an equal part of the batch, and of that an equal part for each step."""
@@ -113,32 +125,13 @@ class JoinedRows:
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         queue, place, tags = trainer_base.tq, {"keys": batch.keys, "partition_id": batch.partition_id}, batch.tags
         extra = list(queue.kv_batch_get(**place, select_fields=["extra_fields"])["extra_fields"])
-        # verl's padding rows are copies of a row, with its fields.
-        credits = [
-            {} if tag.get("is_padding") else fields.get("turn_credit") or {}
-            for fields, tag in zip(extra, tags, strict=True)
-        ]
+        credits = [fields.get("turn_credit") for fields in extra]  # rows that other agent loops played have none
         batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
-        if not self._steps and not any(
-            credit and (credit["by"] == "turn" or not credit["rewards"]) for credit in credits
-        ):
+        if not self._steps and not any(each and (each["by"] == "turn" or not each["rewards"]) for each in credits):
             return batch
-        data = queue.kv_batch_get(**place, select_fields=["uid", "response_mask"])
-        rows = [
-            Row(
-                group=uid,
-                episode=None if tag.get("is_padding") else _episode_of(key),
-                rewards=credit.get("rewards", ()),
-                spans=credit.get("spans", ()),
-                length=len(mask),
-                credit=credit.get("by", "outcome"),
-                discount=credit.get("discount", 1.0),
-                trained=int(mask.sum()),
-            )
-            for key, tag, uid, mask, credit in zip(
-                batch.keys, tags, list(data["uid"]), data["response_mask"].unbind(), credits, strict=True
-            )
-        ]
+        data = queue.kv_batch_get(**place, select_fields=["uid", "response_mask", "rm_scores"])
+        columns = list(data["uid"]), data["response_mask"].unbind(), data["rm_scores"].unbind()
+        rows = [_row(*each) for each in zip(place["keys"], tags, credits, *columns, strict=True)]
         actor, n = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout.n
         found = row_advantages(
             rows,
@@ -150,6 +143,22 @@ class JoinedRows:
         advantages = torch.nested.as_nested_tensor([torch.tensor(row) for row in found], layout=torch.jagged)
         fields = TensorDict({"advantages": advantages, "returns": advantages}, batch_size=len(rows))
         return queue.kv_batch_put(**place, fields=fields)
+
+
+def _row(key: str, tag: Mapping[str, Any], credit: Mapping[str, Any] | None, group: str, mask: Any, scores: Any) -> Row:
+    credit = credit or {"rewards": [float(scores.sum())], "spans": [(0, 0, len(mask))]}
+    return Row(
+        group=group,
+        episode=None
+        if tag.get("is_padding")
+        else _episode_of(key),  # verl's padding is a copy of a row, fields and all
+        rewards=credit["rewards"],
+        spans=credit["spans"],
+        length=len(mask),
+        credit=credit.get("by", "outcome"),
+        discount=credit.get("discount", 1.0),
+        trained=int(mask.sum()),
+    )
 
 
 def _episode_of(key: str) -> str:

@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 from hydra import compose, initialize_config_module  # type: ignore[import-not-found,unused-ignore]
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo import padding_utils
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import get_trainer_cls
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 import treetune.trainers.verl.trainer  # noqa: F401  registers the trainers
 from treetune.core.contract import Credit
@@ -138,7 +137,8 @@ class _Queue:
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> TensorDict:
         names = select_fields or list(self.rows[keys[0]])
         known = [name for name in names if all(name in self.rows[key] for key in keys)]
-        return list_of_dict_to_tensordict([{name: self.rows[key][name] for name in known} for key in keys])
+        columns = {name: [self.rows[key][name] for key in keys] for name in known}
+        return TensorDict({name: _join(values) for name, values in columns.items()}, batch_size=[len(keys)])
 
     def kv_batch_put(self, keys: list[str], partition_id: str, fields: TensorDict, tags: Any = None) -> Any:
         for name in fields.keys():  # noqa: SIM118  a TensorDict iterates over its rows
@@ -146,6 +146,12 @@ class _Queue:
             for key, value in zip(keys, values, strict=True):
                 self.rows.setdefault(key, {})[name] = value
         return KVBatchMeta(keys, tags or [{} for _ in keys], partition_id)
+
+
+def _join(values: list[Any]) -> Any:
+    """Rows have lengths of their own, also where all have the same."""
+    tensors = isinstance(values[0], torch.Tensor)
+    return torch.nested.as_nested_tensor(values, layout=torch.jagged) if tensors else NonTensorStack(*values)
 
 
 class _Workers:
