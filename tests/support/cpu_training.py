@@ -102,6 +102,17 @@ class CpuTraining:
         venvs.run(venvs.vllm_verl(), TASK / "tiny.py", place)
         return place
 
+    @cached_property
+    def forgetful(self) -> Path:
+        """The tiny model with a chat template that shows only the beginning of earlier answers: each episode with a
+        longer one becomes several rows."""
+        place = self.folder / "forgetful"
+        shutil.copytree(self.model, place)
+        template = place / "chat_template.jinja"
+        shown = "(message['content'][:3] if message['role'] == 'assistant' else message['content'])"
+        template.write_text(template.read_text().replace("message['content']", shown))
+        return place
+
     @contextlib.contextmanager
     def vllm(self) -> Iterator[tuple[str, Path]]:
         """The address of a vLLM, and the folder of the model that it has: a copy, which trainings may change."""
@@ -112,7 +123,9 @@ class CpuTraining:
 
     # One after the other: there are two cores
 
-    def verl(self, task: str, steps: int, *options: str, until: Until = None) -> list[dict[str, Any]]:
+    def verl(
+        self, task: str, steps: int, *options: str | Path, until: Until = None, file: str = "letters.py"
+    ) -> list[dict[str, Any]]:
         """verl's own figures of each step, and the rows that it trained on in `rollouts`."""
         logger = self.folder / f"verl-{task}-{len(options)}.jsonl"  # a resumed training has one of its own
         settings = {
@@ -124,7 +137,7 @@ class CpuTraining:
             **VERL_ON_CPU,
         }
         words = [f"{key}={value}" for key, value in settings.items()]
-        target = ("verl", f"letters.py:{task}", "--steps", steps, "--val", VALIDATED, "--model", self.model)
+        target = ("verl", f"{file}:{task}", "--steps", steps, "--val", VALIDATED, "--model", self.model)
         with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as short:
             self._train(
                 *(venvs.vllm_verl(), *target, *options, *words),

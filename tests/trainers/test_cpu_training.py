@@ -110,6 +110,31 @@ def test_verl_is_killed_and_resumed_to_the_same_curve_and_another_task_is_traine
     assert open_run(training.run("verl", "Line") / "rollouts").groups().rollouts.tolist() == [GROUP] * PROMPTS * 2
 
 
+CREDITED = """
+
+from treetune import Contract
+
+
+class Credited(Letters):
+    CONTRACT = Contract(credit="turn")
+"""
+
+
+def test_verl_trains_on_episodes_of_several_rows_with_credit_by_turn(training):
+    letters = (training.work / "letters.py").read_text()
+    (training.work / "credited.py").write_text(letters.replace("letters.py:", "credited.py:") + CREDITED)
+    loss = "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"
+    steps = training.verl("Credited", 2, "--model", training.forgetful, loss, file="credited.py")
+    assert len(steps) == 2
+    for step in steps:
+        rows = PROMPTS * GROUP * step["treetune/rows_per_episode"]
+        assert PROMPTS * GROUP < rows <= 2 * PROMPTS * GROUP
+        assert len([row for row in step["rollouts"] if row["score"] is not None]) >= rows
+        assert step["actor/grad_norm"] > 0
+        assert step["training/rollout_probs_diff_max"] < EXACT
+        assert step["critic/advantages/max"] > 0 > step["critic/advantages/min"]
+
+
 def check_step_of_verl(step, turns):
     assert step["actor/grad_norm"] > 0
     assert step["training/rollout_probs_diff_max"] < EXACT  # after an update too: the engine has the new weights
