@@ -55,6 +55,13 @@ def eval_command(
             autocompletion=complete_model,
         ),
     ] = None,
+    agent: Annotated[
+        str | None,
+        option(
+            "A program that plays each task and calls the model itself: ./my_agent.py, or 'COMMAND ARGUMENTS'. "
+            "It runs on this machine, and reads its task in the file $TREETUNE_TASK."
+        ),
+    ] = None,
     num_tasks: options.NumTasks = None,
     task: Annotated[
         list[str] | None,
@@ -104,7 +111,13 @@ def eval_command(
     sizes = {"num_tasks": num_tasks, "num_rollouts": num_rollouts, "max_concurrent": max_concurrent}
     ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": max_tokens_total}
     given = without_none(
-        {"pass_threshold": pass_threshold, "tasks": _read_indices(task or []) or None, **sizes, **ceilings}
+        {
+            "agent": agent,
+            "pass_threshold": pass_threshold,
+            "tasks": _read_indices(task or []) or None,
+            **sizes,
+            **ceilings,
+        }
     )
 
     def read(target: str, model: str | None, further: dict[str, str]) -> evaluating.EvalPlan:

@@ -184,7 +184,9 @@ def own_names(config: dict[str, Any]) -> set[str]:
 
 def _mark_of_config(config: dict[str, Any]) -> Path:
     """A hash of the parts that could do harm. It does not depend on where the folder is."""
-    return code_folders()[0] / "runs" / digest([config.get(key) for key in ("taskset", "model", "endpoint")])
+    parts = [config.get(key) for key in ("taskset", "model", "endpoint")]
+    agent = [config["agent"]] if config.get("agent") else []
+    return code_folders()[0] / "runs" / digest(parts + agent)
 
 
 def _touch(mark: Path) -> None:

@@ -116,6 +116,10 @@ class Completion(msgspec.Struct):
     """The version of the weights that answered, if the server reports it."""
     versions: list[int] | None = None
     """The version of the weights for each sampled token, if known."""
+    tokens: Tokens | None = None
+    """All tokens of the rollout, if the policy is an agent that called its model itself. The trace takes them over."""
+    warnings: list[str] = []
+    """Notes for the trace, such as an agent that ended with an error."""
     resumed: int = 0
     """How many of its first tokens come from `Request.partial`."""
 

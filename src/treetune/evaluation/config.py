@@ -64,6 +64,8 @@ class TasksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class EvalConfig(TasksConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str
     """The model: `scripted:gold`, `local:PATH`, or a name that the endpoint serves."""
+    agent: str | None = None
+    """A program that plays each task and calls the model itself: a Python file, or a command line."""
     tasks: list[Annotated[int, msgspec.Meta(ge=0)]] = []
     """Only these tasks, by index: the position in load order, which `show` and traces display. Absent: the first
     `num_tasks` of the order."""
@@ -233,6 +235,8 @@ def refuse_foreign_model(target: str, trust: bool = False) -> None:
     origin, run = origin_of(target, data, trust), Path(target).parent
     if origin.trusted:
         return
+    if data.get("agent"):
+        raise refusal(run, f"would run a program: {data['agent']}")
     model = str(data.get("model", ""))
     kind, _, named = model.partition(":")
     if kind == "vllm" or (kind == "local" and not Path(named).expanduser().exists()):

@@ -28,6 +28,7 @@ from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.tool import ToolSource
 from treetune.core.trace import Trace
+from treetune.data.rows.agent_column import needs_loop
 from treetune.errors import TasksetError, UsageError
 from treetune.evaluation.config import Evaluation, remember
 from treetune.evaluation.runner import Runner
@@ -120,6 +121,8 @@ class EvalPlan:
         none."""
         taskset, config = self.evaluation.taskset, self.evaluation.config
         refuse_unservable(taskset)
+        if config.agent is not None:
+            self._check_agent(config.agent)
         if config.tasks and self.served is not None:
             raise UsageError(
                 "a server hands out tasks in its own order: they cannot be chosen by index", remedy="use -n"
@@ -133,6 +136,18 @@ class EvalPlan:
             if self.served is None:
                 refuse_without_gold(config.model, taskset)
 
+    def _check_agent(self, agent: str) -> None:
+        """Refuses an agent that cannot be started, and tasks that are more than a question."""
+        from treetune.gateway import read_command
+
+        read_command(agent)
+        if self._is_elsewhere:
+            raise UsageError("an agent runs in the process of the evaluation", remedy="leave out --serve and --server")
+        taskset, first = self.evaluation.taskset, self.first_task()
+        if needs_loop(taskset, first) and not taskset.scores_group_of(first):
+            problem = f"{taskset.name} has several turns or tools: agents play tasks with one answer"
+            raise UsageError(problem, remedy="leave out --agent")
+
     def check_model(self) -> None:
         """Refuses a model that cannot be loaded, without loading it."""
         if not self._is_elsewhere and self._policy is None:
@@ -141,7 +156,12 @@ class EvalPlan:
     def load(self) -> None:
         """Loads the model if this process plays it; otherwise `play` loads it."""
         if not self._is_elsewhere and self._policy is None:
-            self._policy = load_policy(self.model, self.evaluation.taskset, self.evaluation.config.endpoint)
+            policy = load_policy(self.model, self.evaluation.taskset, self.evaluation.config.endpoint)
+            if (agent := self.evaluation.config.agent) is not None:
+                from treetune.gateway import AgentPolicy  # only agents need a server
+
+                policy = AgentPolicy(agent, policy)
+            self._policy = policy
 
     @property
     def _is_elsewhere(self) -> bool:

@@ -8,9 +8,10 @@
 
 `server` receives requests, `dialects/` reads and writes them, `session` is one rollout of an agent, `pieces` the tree
 of its tokens, `prompts` writes calls as tokens, `streaming` passes on text while it is sampled, and `upstream` and
-`local_model` sample.
+`local_model` sample. `agent` is a program that plays tasks behind it.
 """
 
+from treetune.gateway.agent import AgentPolicy, read_command
 from treetune.gateway.call import Sampled, Sampler
 from treetune.gateway.gateway import Gateway
 from treetune.gateway.pieces import SessionSequence
@@ -19,6 +20,7 @@ from treetune.gateway.session import Session, SessionLimits, SessionTrace
 from treetune.gateway.upstream import HttpSampler
 
 __all__ = [
+    "AgentPolicy",
     "Gateway",
     "GatewayServer",
     "HttpSampler",
@@ -28,4 +30,5 @@ __all__ = [
     "SessionLimits",
     "SessionSequence",
     "SessionTrace",
+    "read_command",
 ]

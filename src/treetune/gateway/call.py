@@ -9,7 +9,7 @@ import msgspec
 
 from treetune.chat.message import Message
 from treetune.chat.tokens import Prompt
-from treetune.core.policy import Sampling
+from treetune.core.policy import Completion, Sampling
 from treetune.system.http_error import HttpError
 
 
@@ -62,6 +62,12 @@ class Sampled(NamedTuple):
 
 Hear = Callable[[list[int], str | None], None]
 """Receives tokens while they are sampled, with their text if the upstream sends it."""
+
+
+class Answerer(Protocol):
+    """Answers messages, for models that neither take nor return token ids."""
+
+    async def __call__(self, call: Call, sampling: Sampling, number: int) -> Completion: ...
 
 
 class Sampler(Protocol):

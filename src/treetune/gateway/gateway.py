@@ -15,8 +15,8 @@ import msgspec
 
 from treetune.chat.tokens import Rewrites
 from treetune.core.policy import Sampling
-from treetune.gateway.call import Refused, Sampler
-from treetune.gateway.prompts import Prompts
+from treetune.gateway.call import Answerer, Call, Refused, Sampler
+from treetune.gateway.prompts import Prompts, TokenModel
 from treetune.gateway.session import Session, SessionLimits
 
 MOST_SESSIONS = 10_000
@@ -28,7 +28,7 @@ class Gateway:
     def __init__(
         self,
         tokenizer: Any,
-        sampler: Sampler,
+        sampler: Sampler | None,
         *,
         name: str = "model",
         rewrites: Rewrites = "keep",
@@ -37,28 +37,44 @@ class Gateway:
         limits: SessionLimits | None = None,
         sampling: Sampling | None = None,
     ) -> None:
-        """`name` is the model's name for agents. `rewrites`, `call_format` and the `arguments` of the chat template are
-        those of `ChatTokens`. `limits` and `sampling` are the defaults of its sessions."""
+        """`name` is the model's name for agents. Without a `sampler`, each session needs an `answerer`. `rewrites`,
+        `call_format` and the `arguments` of the chat template are those of `ChatTokens`. `limits` and `sampling` are
+        the defaults of its sessions."""
         self.sampler, self.name = sampler, name
         self.limits, self.sampling = limits or SessionLimits(), sampling or Sampling()
         self.sessions: dict[str, Session] = {}
         self.ended: OrderedDict[str, str] = OrderedDict()
         """The keys of sessions that were dropped, with the reason."""
-        self.prompts = Prompts(tokenizer, rewrites, call_format, arguments)
+        self._model = (
+            None if sampler is None else TokenModel(Prompts(tokenizer, rewrites, call_format, arguments), sampler)
+        )
 
     def open(
-        self, limits: SessionLimits | None = None, sampling: Sampling | None = None, model: str | None = None
+        self,
+        limits: SessionLimits | None = None,
+        sampling: Sampling | None = None,
+        model: str | None = None,
+        answerer: Answerer | None = None,
     ) -> Session:
-        """Open a session. `sampling` overrides what its agent asks for; calls of another `model` are side calls."""
+        """Open a session. `sampling` overrides what its agent asks for; calls of another `model` are side calls.
+        The `answerer` answers if there is no sampler."""
         if len(self.sessions) >= MOST_SESSIONS:
             oldest = time.monotonic() - _KEPT_SECONDS
             for session in [session for session in self.sessions.values() if session.ends_at < oldest]:
                 self.drop(session)
             if len(self.sessions) >= MOST_SESSIONS:
                 raise Refused(429, f"{MOST_SESSIONS:,} sessions are open: end some (DELETE /sessions/KEY)", "busy")
-        session = Session(self.prompts, self.sampler, limits or self.limits, sampling or self.sampling, model)
+        behind = self._model or answerer
+        assert behind is not None, "neither an answerer nor a sampler"
+        session = Session(behind, limits or self.limits, sampling or self.sampling, model)
         self.sessions[session.key] = session
         return session
+
+    def count_tokens(self, call: Call) -> int:
+        """The number of tokens of the prompt of a call."""
+        if self._model is None:
+            raise Refused(400, "the tokens of this model are not known")
+        return self._model.prompts.count_tokens(call)
 
     def drop(self, session: Session) -> None:
         """Close a session and forget its record."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,11 +16,18 @@ from treetune.chat.calls import function_of
 from treetune.chat.tokens import ChatTokens, Prompt, Rewrites
 from treetune.chat.tool_template import write_as_text
 from treetune.errors import UsageError
-from treetune.gateway.call import Call
+from treetune.gateway.call import Call, Sampler
 from treetune.gateway.pieces import digest_of
 
 _MOST_PROMPTS = 512
 _MOST_TOOLSETS = 256
+
+
+class TokenModel(NamedTuple):
+    """A model that works on tokens."""
+
+    prompts: Prompts
+    sampler: Sampler
 
 
 class Prompts:

@@ -64,6 +64,19 @@ class GatewayServer:
         await self._listener.close()
 
 
+def list_variables(url: str, key: str) -> dict[str, str]:
+    """The environment variables that lead the SDKs of an agent to its session."""
+    base = f"{url}/sessions/{key}"
+    return {
+        "OPENAI_BASE_URL": f"{base}/v1",
+        "OPENAI_API_KEY": key,
+        "ANTHROPIC_BASE_URL": base,
+        "ANTHROPIC_API_KEY": key,
+        "GOOGLE_GEMINI_BASE_URL": base,
+        "GEMINI_API_KEY": key,
+    }
+
+
 class _Asked(NamedTuple):
     """A request of an agent."""
 
@@ -96,16 +109,8 @@ class _GatewayApp(JsonApp):
     async def _open(self, request: HttpRequest) -> bytes:
         session = self._gateway.open(*read_settings(_decode(request.body or b"{}"), self._gateway))
         host = dict(request.headers).get(b"host", b"").decode("latin-1")
-        base = f"http://{host}/sessions/{session.key}"
-        environment = {
-            "OPENAI_BASE_URL": f"{base}/v1",
-            "OPENAI_API_KEY": session.key,
-            "ANTHROPIC_BASE_URL": base,
-            "ANTHROPIC_API_KEY": session.key,
-            "GOOGLE_GEMINI_BASE_URL": base,
-            "GEMINI_API_KEY": session.key,
-        }
-        return encode({"key": session.key, "url": base, "environment": environment})
+        url, environment = f"http://{host}/sessions/{session.key}", list_variables(f"http://{host}", session.key)
+        return encode({"key": session.key, "url": url, "environment": environment})
 
     async def _list(self, request: HttpRequest) -> bytes:
         sessions = self._gateway.sessions.values()
@@ -176,12 +181,12 @@ class _GatewayApp(JsonApp):
 
     async def _count_tokens(self, request: HttpRequest) -> bytes:
         call = _read(anthropic.read_count, _decode(request.body))
-        return encode({"input_tokens": self._gateway.prompts.count_tokens(call)})
+        return encode({"input_tokens": self._gateway.count_tokens(call)})
 
     async def _count_google(self, request: HttpRequest) -> bytes:
         body = _decode(request.body)
         call = _read(google.read, body.get("generateContentRequest") or body)
-        return encode({"totalTokens": self._gateway.prompts.count_tokens(call)})
+        return encode({"totalTokens": self._gateway.count_tokens(call)})
 
     async def _answer(
         self, session: Session, dialect: Dialect, more: Body, request: HttpRequest

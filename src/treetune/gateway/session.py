@@ -19,12 +19,13 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from treetune.chat.tokens import ChatTokens, Prompt, Tokens
-from treetune.core.policy import Sampling
-from treetune.errors import ContextFullError, TreetuneError, UsageError
-from treetune.gateway.call import Call, Hear, Refused, Reply, Sampler
+from treetune.core.policy import Sampling, Usage
+from treetune.errors import ContextFullError, UsageError, reason_of
+from treetune.gateway.call import Answerer, Call, Hear, Refused, Reply
 from treetune.gateway.pieces import TRAINED, Found, Kind, Piece, SessionSequence, Tree, next_digest
-from treetune.gateway.prompts import Prompts
+from treetune.gateway.prompts import Prompts, TokenModel
 from treetune.gateway.streaming import Part, TextStream, begins_thought, split_reasoning
+from treetune.system.http_error import HttpError
 
 _MOST_REPLIES = 64
 """The number of delivered replies that a session keeps for retries."""
@@ -85,7 +86,11 @@ class _Shared:
 
 class Session:
     def __init__(
-        self, prompts: Prompts, sampler: Sampler, limits: SessionLimits, sampling: Sampling, model: str | None
+        self,
+        behind: TokenModel | Answerer,
+        limits: SessionLimits,
+        sampling: Sampling,
+        model: str | None,
     ) -> None:
         """`sampling` overrides what the agent asks for. Calls of any other `model` are side calls."""
         self.key = secrets.token_urlsafe(24)
@@ -95,8 +100,12 @@ class Session:
         self.notes: Counter[str] = Counter()
         self.over: str | None = None
         """Why it takes no more calls."""
+        self.failed: set[bytes] = set()
+        """The digests of requests that the model failed to answer, also when they were repeated."""
+        self.failures: set[str] = set()
+        """Why it failed."""
         self.ends_at = time.monotonic() + limits.seconds
-        self._prompts, self._sampler = prompts, sampler
+        self._behind = behind
         self._number = self._under_way = 0
         self._tasks: set[asyncio.Task[Sample]] = set()
         self._shared: dict[bytes, _Shared] = {}
@@ -125,6 +134,11 @@ class Session:
         shared.waiting += 1
         try:
             return await asyncio.shield(shared.task)
+        except HttpError as error:
+            if error.status >= 500:
+                self.failed.add(digest)
+                self.failures.add(str(error))
+            raise
         except asyncio.CancelledError:
             if shared.task.cancelled() and self.over is not None:
                 raise self._refusal() from None
@@ -143,6 +157,7 @@ class Session:
         reply = sample.reply
         if not sample.is_delivered:
             sample.is_delivered = True
+            self.failed.discard(digest)
             if content and not (reply.message.get("content") or "").startswith(content):
                 reply = sample.reply = reply._replace(message={**reply.message, "content": content})
             if (piece := sample.piece) is not None:
@@ -209,9 +224,11 @@ class Session:
             raise Refused(400, error.message, "context_length_exceeded") from error
         except UsageError as error:
             raise Refused(400, str(error)) from error
-        except TreetuneError as error:
+        except HttpError:
+            raise
+        except Exception as error:
             self.counts["upstream_failures"] += 1
-            raise Refused(502, error.message, "upstream_error") from error
+            raise Refused(502, reason_of(error), "upstream_error") from error
 
     def _end(self, task: asyncio.Task[Sample]) -> None:
         # Not in `_sample`, which never begins if it is cancelled at once.
@@ -222,13 +239,17 @@ class Session:
 
     async def _answer(self, call: Call, number: int, hear: Callable[[Part], None] | None) -> Sample:
         self.notes.update(call.ignored)
+        behind = self._behind
+        if not isinstance(behind, TokenModel):
+            return await self._answer_in_text(behind, call, number)
+        prompts = behind.prompts
         plain = call.text is not None
-        chat, seed = self._prompts.chat_of(call.tools)
-        call = self._prompts.with_history(chat, call)
-        found, prompt, parent = self._continue_text(call, chat) if plain else self._prepare(call, chat, seed)
-        sampling = self._sampling_of(call, len(prompt.ids))
+        chat, seed = prompts.chat_of(call.tools)
+        call = prompts.with_history(chat, call)
+        found, prompt, parent = self._continue_text(call, chat) if plain else self._prepare(prompts, call, chat, seed)
+        sampling = self._sampling_of(call, len(prompt.ids), behind.sampler.context)
         on_tokens = None if hear is None else _listen(TextStream(chat, prompt, sampling.stop, plain), hear)
-        sampled = await self._sampler(prompt, sampling, on_tokens)
+        sampled = await behind.sampler(prompt, sampling, on_tokens)
         ids = chat.encode(sampled.text) if sampled.ids is None else sampled.ids
         self.counts["prompt_tokens"] += len(prompt.ids)
         self.counts["completion_tokens"] += len(ids)
@@ -252,12 +273,25 @@ class Session:
             piece.origin = found.piece or self.tree.find_origin(found)
         return Sample(reply, piece, found)
 
-    def _prepare(self, call: Call, chat: ChatTokens, seed: bytes) -> _Prepared:
+    async def _answer_in_text(self, answerer: Answerer, call: Call, number: int) -> Sample:
+        """The answer of a model without token ids."""
+        if call.text is not None:
+            raise Refused(400, "this model answers messages: use chat completions, responses or messages")
+        completion = await answerer(call, self.sampling.over(call.sampling), number)
+        usage = completion.usage or Usage()
+        self.counts["prompt_tokens"] += usage.prompt_tokens
+        self.counts["completion_tokens"] += usage.completion_tokens
+        self.counts["without_ids"] += 1
+        message = split_reasoning(completion.as_message(), False)
+        reply = Reply(message, completion.finish_reason, usage.prompt_tokens, usage.completion_tokens, number)
+        return Sample(reply, None, Found(None, [], b"", 0))
+
+    def _prepare(self, prompts: Prompts, call: Call, chat: ChatTokens, seed: bytes) -> _Prepared:
         """The prompt of a conversation. What the model has said comes back as it was sampled: with reasoning that SDKs
         drop, and with arguments as it wrote them."""
         found = self.tree.find(seed, call.messages)
         if (piece := found.piece) is None:
-            return _Prepared(found, self._prompts.begin(chat, call), None)
+            return _Prepared(found, prompts.begin(chat, call), None)
         messages = list(call.messages)
         for one in piece.path():
             messages[one.answer] = one.message
@@ -277,13 +311,13 @@ class Session:
             return _Prepared(found, Prompt(chat.encode(text), text=text), None)
         return _Prepared(found, Prompt(piece.ids() + chat.encode(text[len(piece.text or "") :]), text=text), piece)
 
-    def _sampling_of(self, call: Call, prompt_tokens: int) -> Sampling:
+    def _sampling_of(self, call: Call, prompt_tokens: int, context: int | None) -> Sampling:
         """The settings of the run, then those of the agent, within the context of the model."""
         for name in call.sampling.__struct_fields__:
             own, asked = getattr(self.sampling, name), getattr(call.sampling, name)
             if own and asked and own != asked:
                 self.notes[f"{name} is set by the run"] += 1
-        sampling, context = self.sampling.over(call.sampling), self._sampler.context
+        sampling = self.sampling.over(call.sampling)
         most = sampling.max_tokens
         if context is not None:
             left = context - prompt_tokens

@@ -296,7 +296,10 @@ class Rollout:
             and NO_LOGPROBS not in trace.warnings
         ):
             trace.warnings.append(NO_LOGPROBS)
-        if completion.prompt_ids is not None and completion.completion_ids is not None:
+        trace.warnings += completion.warnings
+        if completion.tokens is not None:
+            trace.tokens = completion.tokens
+        elif completion.prompt_ids is not None and completion.completion_ids is not None:
             tokens = trace.tokens or Tokens()
             try:
                 tokens.add_turn(
