@@ -303,7 +303,7 @@ REFUSED = [
     ("responses", {"input": "hi", "tools": [{"type": "computer"}]}, "computer"),
     ("messages", {"messages": HI, "max_tokens": 5, "tools": [{"type": "bash_20250124", "name": "bash"}]}, "bash"),
     ("messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 5}, "image"),
-    ("completions", {"prompt": ["a", "b"]}, "one text"),
+    ("completions", {"prompt": ["a", "b"]}, "single string"),
     ("completions", {"prompt": "a", "best_of": 3}, "best_of"),
     ("completions", {"prompt": "a", "echo": True}, "echo"),
 ]  # fmt: skip

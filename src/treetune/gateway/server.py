@@ -1,4 +1,4 @@
-"""`GatewayServer` receives the requests of agents, and of whoever runs them.
+"""`GatewayServer` receives the requests of agents, and of the programs that run them.
 
     server = GatewayServer(gateway, "127.0.0.1:0", token="...")
     url = await server.start()

@@ -36,7 +36,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 class SessionLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     calls: Positive = 1000
-    """The maximum number of calls. Further ones get status 410, and so after the other limits."""
+    """The maximum number of calls. Calls beyond this or another limit of the session get status 410."""
     tokens: Positive = 10_000_000
     """The maximum number of tokens, prompts included."""
     seconds: Annotated[float, msgspec.Meta(gt=0)] = 3600.0
@@ -204,11 +204,11 @@ class Session:
             elif spent >= limits.tokens:
                 self.over = f"its {limits.tokens:,} tokens are spent"
             elif time.monotonic() >= self.ends_at:
-                self.over = f"its {limits.seconds:g} seconds are over"
+                self.over = f"its time limit of {limits.seconds:g} seconds is over"
         if self.over is not None:
             raise self._refusal()
         if self._under_way >= limits.parallel:
-            raise Refused(429, f"{limits.parallel} calls are under way, the most at once", "rate_limit_error")
+            raise Refused(429, f"{limits.parallel} calls are under way, which is the maximum", "rate_limit_error")
         self.counts["calls"] += 1
         self._under_way += 1
 
@@ -218,7 +218,7 @@ class Session:
             async with asyncio.timeout(self.ends_at - time.monotonic()):
                 return await self._answer(call, number, hear)
         except TimeoutError:
-            self.close(f"its {self.limits.seconds:g} seconds are over")
+            self.close(f"its time limit of {self.limits.seconds:g} seconds is over")
             raise self._refusal() from None
         except ContextFullError as error:
             raise Refused(400, error.message, "context_length_exceeded") from error

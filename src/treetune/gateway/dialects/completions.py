@@ -26,7 +26,7 @@ def read(body: Body) -> Call:
     prompt = body["prompt"]
     is_ids = isinstance(prompt, list) and all(isinstance(each, int) and 0 <= each < 2**31 for each in prompt)
     if not prompt or not (isinstance(prompt, str) or is_ids):
-        raise Refused(400, "the prompt must be one text, or one list of token ids")
+        raise Refused(400, "the prompt must be a single string or a single list of token ids")
     asked = {name: body.get(name) for name in ("temperature", "top_p", "stop", "seed", "max_tokens")}
     return Call(
         text=prompt,

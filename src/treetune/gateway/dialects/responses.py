@@ -36,7 +36,7 @@ def read(body: Body) -> Call:
     ignored = check_fields(body, _KNOWN, _OPTIONAL)
     for name in ("previous_response_id", "conversation"):
         if body.get(name):
-            raise Refused(400, f"{name} is not supported: this gateway keeps no conversations, send the whole input")
+            raise Refused(400, f"{name} is not supported: the gateway keeps no conversations; send the whole input")
     messages: list[Message] = []
     if instructions := body.get("instructions"):
         messages.append({"role": "system", "content": str(instructions)})
