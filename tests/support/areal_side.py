@@ -414,10 +414,12 @@ def test_the_groups_of_areal_hold_the_trajectories_of_one_task(tokenizer, minima
     assert isinstance(grouped.workflow, RolloutWorkflow)
 
 
-def group_of(tokenizer, tmp_path, target, group, *, thinks=False, **options):
+def group_of(tokenizer, tmp_path, target, group, *, thinks=False, silent=None, **options):
     """What AReaL's own group makes of episodes that earn this, turn by turn; None is one whose environment breaks."""
     paid_turns.write(tmp_path)
     answers = [["break"] if rewards is None else paid_turns.says(rewards) for rewards in group]
+    for turns in answers if silent is not None else ():
+        turns[silent] = ""
     given = iter(answers)
     chosen = GenerationHyperparameters(max_new_tokens=16, n_samples=len(group))
 
@@ -433,8 +435,8 @@ def group_of(tokenizer, tmp_path, target, group, *, thinks=False, **options):
         async def agenerate(self, request):
             if request.rid not in self.by_session:
                 self.by_session[request.rid] = iter(next(given))
-            thought = "<think>hm</think>" * thinks
-            one = guess(tokenizer, thought + next(self.by_session[request.rid]), version=self.version)
+            text, thought = next(self.by_session[request.rid]), "<think>hm</think>" * thinks
+            one = guess(tokenizer, text and thought + text, version=self.version, ends=text != "")
             answer = await one.agenerate(request)
             self.sampled += one.sampled
             return answer
@@ -545,6 +547,13 @@ def test_equal_totals_and_lone_episodes_have_the_advantage_of_the_definition(tok
     assert advantages_of(actor, group_of(tokenizer, planned, "ByOutcome", apart)) == [0.0, 0.0]
     assert advantages_of(actor, group_of(tokenizer, planned, "ByOutcome", [[1.0], None])) == [0.0]
     assert group_of(tokenizer, planned, "ByOutcome", [None, None]) is None
+
+
+def test_a_turn_without_sampled_tokens_is_a_turn_and_no_row(tokenizer, planned):
+    group = [[0.5, 0.25, 1.0], [0.0, 0.25, 0.0]]
+    batch = group_of(tokenizer, planned, "ByTurn", group, silent=1)
+    wanted = [turns[at] for turns in turn_advantages(group, credit="turn", epsilon=1e-5) for at in (0, 2)]
+    assert sorted(advantages_of(actor_of(), batch)) == pytest.approx(sorted(wanted), abs=1e-6)
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 5])

@@ -1,5 +1,5 @@
 """Tasks whose turns earn what the model says, for tests of credit: `0.5 go on` earns 0.5, `1 end` earns 1 and ends the
-episode, `break` breaks the environment.
+episode, no text earns 0.25, `break` breaks the environment.
 
     paid_turns.write(folder)         # paid_turns_tasks.py:ByTurn, ByOutcome, Discounted
     paid_turns.says([0.0, 1.0])      # the answers of an episode that earns this, turn by turn
@@ -26,7 +26,7 @@ class Paid(Environment):
         if words == ["break"]:
             raise RuntimeError("the environment is broken")
         done = words[-1:] == ["end"]
-        return Step("" if done else self.SAYS, reward=float(words[0]), done=done)
+        return Step("" if done else self.SAYS, reward=float(words[0]) if words else 0.25, done=done)
 
 
 class ByTurn(Taskset):

@@ -114,15 +114,16 @@ def test_equal_totals_of_different_turns_differ_by_turn(play, steps):
     assert [value for (group, _, _), value in found.items() if group] == [0.0] * 4
 
 
-@pytest.mark.parametrize("steps", [[], STEPS])
-def test_a_turn_without_sampled_tokens_stays_a_turn(play, steps):
-    """It has its place in the group's baseline, and its reward."""
+@pytest.mark.parametrize(("steps", "silent"), [([], 1), ([], 2), (STEPS, 1)])
+def test_a_turn_without_sampled_tokens_stays_a_turn(play, steps, silent):
+    """It has its place in the group's baseline, and its reward. SkyRL itself stops at a last row without tokens."""
 
     def says(episode):
-        return [paid_turns.WITHOUT_TOKENS * (turn == 1) + text for turn, text in enumerate(paid_turns.says(episode))]
+        texts = enumerate(paid_turns.says(episode))
+        return [paid_turns.WITHOUT_TOKENS * (turn == silent) + text for turn, text in texts]
 
     groups = [[[0.5, 0.25, 1.0], [0.0, 0.5, 0.0], [1.0, 0.0, 0.0]]]
-    wanted = {at: value for at, value in defined(*groups, credit="turn").items() if at[2] != 1}
+    wanted = {at: value for at, value in defined(*groups, credit="turn").items() if at[2] != silent}
     found = by_turn(play("ByTurn", *steps, NO_LOGPROBS, groups=groups, says=says))
     assert list(found.values()) == near(list(wanted.values()))
 

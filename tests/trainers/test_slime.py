@@ -661,8 +661,9 @@ def test_rewards_of_a_group_count_each_episode_once(folder, slime):
 ADVANTAGES = "treetune.trainers.slime.advantages"
 
 
-def pay(slime, sglang, target, group, **options):
-    """The samples of a group whose episodes earn this, turn by turn, and what they are trained with."""
+def pay(slime, sglang, target, group, silent=None, **options):
+    """The samples of a group whose episodes earn this, turn by turn, and what they are trained with. No tokens are
+    sampled in the `silent` turn, unless it is the last one."""
     from treetune.trainers.slime import group_rewards
 
     args, tokenizer = slime(
@@ -674,7 +675,11 @@ def pay(slime, sglang, target, group, **options):
     )
     samples = []
     for sample, rewards in zip(data_of(args).get_samples(1)[0], group, strict=True):
-        sglang.say(*(said(tokenizer, f"<think>hm</think>{text}") for text in paid_turns.says(rewards)))
+        texts = (f"<think>hm</think>{text}" for text in paid_turns.says(rewards))
+        answers = [said(tokenizer, text) for text in texts]
+        if silent is not None and len(answers) > silent + 1:
+            answers[silent] = {"ids": [], "text": ""}
+        sglang.say(*answers)
         (made,) = play(args, [sample])
         samples += made if isinstance(made, list) else [made]
     return samples, group_rewards(args, samples)[1]
@@ -693,6 +698,35 @@ def test_each_turn_has_its_own_advantage_in_one_sample_and_in_several(folder, sl
         found += [value for _, _, value in reward.turns]
     wanted = turn_advantages(paid_turns.GROUP, credit="turn")
     assert found == pytest.approx([value for turns in wanted for value in turns])
+
+
+@pytest.mark.parametrize("rewrites", ["keep", "split"])
+def test_a_turn_without_sampled_tokens_stays_a_turn(folder, slime, sglang, rewrites):
+    group = [[0.5, 0.25, 1.0], [0.0, 0.25, 0.0], [1.0]]
+    samples, rewards = pay(slime, sglang, "ByTurn", group, silent=1, treetune={"rewrites": rewrites})
+    found = [value for reward in rewards for first, end, value in reward.turns if first < end]
+    wanted = turn_advantages(group, credit="turn")
+    assert found == pytest.approx([wanted[0][0], wanted[0][2], wanted[1][0], wanted[1][2], wanted[2][0]])
+    assert sum(end - first for reward in rewards for first, end, _ in reward.turns) == sum(
+        sum(sample.loss_mask) for sample in samples
+    )
+
+
+def test_equal_totals_of_different_turns_differ_by_turn(folder, slime, sglang):
+    group = [[1.0, 0.0], [0.0, 1.0]]
+    _, rewards = pay(slime, sglang, "ByTurn", group, treetune={"rewrites": "keep"})
+    found = [value for reward in rewards for _, _, value in reward.turns]
+    assert found == pytest.approx([0.0, -1.0, 0.0, 1.0], abs=1e-5)
+    assert pay(slime, sglang, "ByOutcome", group)[1] == [0.0] * 4
+
+
+def test_with_a_final_reward_only_credit_by_turn_equals_outcome(folder, slime, sglang):
+    group = [[0.0, 0.0, 1.0], [0.5], [0.0] * 4 + [0.25], [0.0, 0.0]]
+    by_turn, by_outcome = (
+        pay(slime, sglang, target, group, treetune={"rewrites": "keep"})[1] for target in ("ByTurn", "ByOutcome")
+    )
+    for reward, whole in zip(by_turn, by_outcome, strict=True):
+        assert [value for _, _, value in reward.turns] == pytest.approx([whole] * len(reward.turns), abs=1e-6)
 
 
 def test_by_outcome_all_samples_of_an_episode_have_its_advantage(folder, slime, sglang):
