@@ -31,9 +31,9 @@ MOST_TURNS = 256
 MOST_TOOL_CALLS = 128
 """The limit of tool calls in an episode if nothing declares one."""
 ONE_REWARD = "one reward for an episode: those of its turns are summed"
-"""What trainers say that take no rewards of turns."""
+"""The message of trainers that accept no rewards by turn."""
 SCORED_ALONE = "each episode is scored alone"
-"""What all places say that do not score the rollouts of a task together."""
+"""The message of every place that does not score the rollouts of a task together."""
 Credit = Literal["outcome", "turn"]
 _Turns = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -76,8 +76,8 @@ class Contract(Limits, frozen=True, kw_only=True, forbid_unknown_fields=False):
     that of the model."""
 
     turn_discount: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    """Trainers train on the reward times this for each turn, the first included. Evaluations and servers report the
-    reward itself. Absent: 1."""
+    """For training, the reward is multiplied by this once per turn, including the first. Evaluations and servers report
+    the reward itself. Absent: 1."""
     credit: Credit | None = None
     """What the tokens of a turn are trained with: `outcome`, the reward of the episode, or `turn`, what was earned from
     this turn on. Absent: `outcome`."""

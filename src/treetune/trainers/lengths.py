@@ -130,7 +130,7 @@ def count_longer(lengths: Lengths, files: Sequence[str], model: str, limit: int)
 
 
 def _sample(taskset: Taskset[Any, Any], num_tasks: int | None) -> Iterator[Task]:
-    """Yield tasks from everywhere in the order."""
+    """Yield tasks spread over the whole order."""
     if taskset.sequential:
         yield from islice(taskset.draw(num_tasks or SAMPLED), SAMPLED)
         return
