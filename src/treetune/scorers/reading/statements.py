@@ -295,20 +295,19 @@ def last_statements(text: str) -> Iterator[Statement]:
         return
     count = 0
     for line in reversed(text[-2 * LONGEST :].split("\n")):
-        line = line.strip()
-        if bullet := _BULLET.match(line):
-            line = line[bullet.end() :]
+        line, form = line.strip(), LAST
+        if not line[:1].isalpha() and (bullet := _BULLET.match(line)):
+            line, form = line[bullet.end() :], ITEM
         end = len(line)
         while end > 0:
             begin = sentence_begin(line, end)
             sentence, end = line[begin:end].strip(), begin
-            if sentence.strip(_DRESS) and not (
-                words.polite(sentence) or _ASIDE.fullmatch(sentence) or _FENCE.fullmatch(sentence)
-            ):
-                yield Statement(ITEM if bullet else LAST, sentence, text.rfind(sentence))
-                count += 1
-                if count == TRIED:
-                    return
+            if words.polite(sentence) or (not sentence[:1].isalnum() and _NO_STATEMENT.fullmatch(sentence)):
+                continue
+            yield Statement(form, sentence, text.rfind(sentence))
+            count += 1
+            if count == TRIED:
+                return
 
 
 _BOX = "\\boxed{"
@@ -359,5 +358,5 @@ _ABBREVIATION = re.compile(
 _DRESS = " \t\r*_`\"'$#>|-=~:.,\\[]{}()!"
 _OPENING = re.compile(r"(`{3,}|~{3,})")
 _FENCE = re.compile(r"(?:```|~~~)\s*\w*")
-_ASIDE = re.compile(r"[*_]*\([^)]{30,}\)[*_.]*")
+_NO_STATEMENT = re.compile(rf"[*_]*\([^)]{{30,}}\)[*_.]*|(?:```|~~~)\s*\w*|[\s{re.escape(_DRESS)}]*")
 _BULLET = re.compile(r"(?:[-*•>|]\s+|\d{1,3}[.)]\s+)+")
