@@ -26,6 +26,7 @@ ELSEWHERE = {
     "examples/multiply/README.md": "examples/multiply.md",
     "examples/os_interaction/README.md": "examples/os_interaction.md",
     "examples/train_tiny/README.md": "examples/train_tiny.md",
+    "examples/turn_credit/README.md": "examples/turn_credit.md",
 }
 """Pages that lie outside of the folder `docs`, and what they are on the site."""
 LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)")

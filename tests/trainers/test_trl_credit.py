@@ -181,3 +181,14 @@ def test_a_group_in_two_processes_is_compared_as_one(tmp_path):
     found = [[value for value, _ in groupby(row)] for row in rows]
     wanted = turn_advantages(paid_turns.GROUP, credit="turn", epsilon=1e-4)
     assert [value for row in found for value in row] == near([value for row in wanted for value, _ in groupby(row)])
+
+
+def test_where_luck_pays_before_a_question_credit_by_turn_learns_in_fewer_steps():
+    """One seed of the example, in a quarter of its steps."""
+    script = venvs.ROOT / "examples" / "turn_credit" / "train.py"
+    options = ("luck", "--first", 3, "--seeds", 1, "--most", 100)
+    lines = venvs.run(venvs.venv(*venvs.TRL), script, *options, timeout=1200).splitlines()
+    by_turn, by_outcome = map(json.loads, lines)
+    assert (by_turn["credit"], by_outcome["credit"]) == ("turn", "outcome")
+    assert by_turn["steps"] is not None
+    assert by_outcome["steps"] is None

@@ -90,6 +90,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]
 def _deviation(rows: list[Row]) -> float:
     """Return the standard deviation of the returns in a batch, as that of a group is computed."""
     played = [row for row in rows if row.rewards]
+    if not played:
+        return 0.0
     centred = turn_advantages(
         [row.rewards for row in played],
         credit=played[0].credit,
