@@ -40,6 +40,7 @@ QUICK = {
     "serve": ["sample", "rollouts"],
     "http_steps": ["step"],
     "http_client": [],
+    "gateway": ["--calls", "800"],
     "openenv": ["--repeat", "2"],
     "floods": ["--seconds", "3"],
 }

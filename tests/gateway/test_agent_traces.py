@@ -156,7 +156,7 @@ def test_arguments_that_an_sdk_writes_anew_and_systems_in_the_middle_are_one_seq
 
 
 def test_the_given_beginning_of_an_answer_is_not_trained(engine):
-    import anthropic
+    anthropic = pytest.importorskip("anthropic")
 
     async def play():
         async with playing(engine, "plain", script={"answer": [" is 4.", "Yes."]}) as place:

@@ -11,8 +11,6 @@ import pytest
 from gateway_playing import BASH, check_exact, playing
 from openai import AsyncOpenAI
 
-anthropic = pytest.importorskip("anthropic")
-
 plain_and_streamed = pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
 BASH_OF_ANTHROPIC = {"name": "bash", "description": "Run.", "input_schema": BASH["function"]["parameters"]}
 BASH_OF_RESPONSES = {"type": "function", "strict": False, **BASH["function"]}
@@ -93,6 +91,7 @@ def test_responses(engine, stream):
 @plain_and_streamed
 def test_messages(engine, stream):
     """As Claude Code uses them: the cache mark moves, texts become blocks, and its billing line is new in each call."""
+    anthropic = pytest.importorskip("anthropic")
 
     async def play():
         async with playing(engine) as place:
@@ -152,6 +151,8 @@ def test_completions(engine, stream):
 
 @plain_and_streamed
 def test_reasoning_is_in_its_own_field(engine, stream):
+    anthropic = pytest.importorskip("anthropic")
+
     async def play():
         script = {"answer": "<think>\nLet me see.\n</think>\n\nIt is 4."}
         async with playing(engine, script=script) as place:

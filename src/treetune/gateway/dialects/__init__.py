@@ -7,6 +7,7 @@ agents can do without, are left out; the notes of the session name them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -42,13 +43,18 @@ class Dialect(NamedTuple):
 
 def check_fields(body: Body, known: str, optional: str) -> list[str]:
     """The fields that are left out. Raises `Refused` for unknown ones."""
-    names, left_out = known.split(), optional.split()
+    names, left_out = _split(known), _split(optional)
     for name in body:
         if name not in names and name not in left_out:
-            raise Refused(
-                400, f"this gateway does not know the field {name!r}{did_you_mean(name, [*names, *left_out])}"
-            )
-    return [f"field {name} is left out" for name in left_out if body.get(name) not in (None, {}, [], False)]
+            hint = did_you_mean(name, names | left_out)
+            raise Refused(400, f"this gateway does not know the field {name!r}{hint}")
+    given = [name for name in body if name in left_out]
+    return [f"field {name} is left out" for name in given if body[name] not in (None, {}, [], False)]
+
+
+@lru_cache
+def _split(names: str) -> frozenset[str]:
+    return frozenset(names.split())
 
 
 def read_sampling(values: Body, **extra: Any) -> Sampling:
