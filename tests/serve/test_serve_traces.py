@@ -11,7 +11,7 @@ from serve_process import post, serve
 from serving import Colours, Numbers, Talking, run, until
 
 from treetune import Environment, Observation, Step
-from treetune.core.contract import Limits
+from treetune.core.contract import Contract, Limits
 from treetune.evaluation import EvalConfig, Evaluation
 from treetune.runs.folder import TRACES
 from treetune.runs.rolling import RollingRun
@@ -166,6 +166,24 @@ def test_the_turns_of_an_episode_are_what_went_to_and_fro(workers, tmp_path):
     assert (bad.outcome, bad.reward, bad.turns[-1].message) == ("environment_error", None, None)
     assert "broken" in bad.failure.message
     assert (unborn.outcome, unborn.failure.phase, unborn.turns) == ("environment_error", "start", [])
+
+
+class Credited(Failing):
+    CONTRACT = Contract(turn_discount=0.5, credit="turn", credit_discount=0.9)
+
+
+@BOTH
+def test_the_trace_of_a_stepped_episode_has_the_discount_and_the_credit_that_its_contract_declares(workers, tmp_path):
+    taskset = Credited()
+
+    async def play():
+        async with playing(taskset, workers=workers, traces=kept(tmp_path, taskset)) as client:
+            await client.step(await client.begun(task_index=0), "stop")
+
+    run(play())
+    (trace,) = TRACES.read(tmp_path)
+    assert (trace.reward, trace.shaped_reward) == (0.25, 0.125)
+    assert (trace.credit, trace.credit_discount) == ("turn", 0.9)
 
 
 class Odd(Environment):

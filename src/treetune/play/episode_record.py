@@ -20,6 +20,7 @@ import msgspec
 
 from treetune.chat.calls import with_calls
 from treetune.chat.message import Message
+from treetune.core.contract import Contract
 from treetune.core.environment import Action, Observation, Step
 from treetune.core.task import Task
 from treetune.core.trace import Failure, Outcome, Timing, Trace, Turn, encode_trace
@@ -38,6 +39,7 @@ class EpisodeRecord:
     __slots__ = (
         "_began",
         "_bytes",
+        "_contract",
         "_environment",
         "_failure",
         "_is_whole",
@@ -68,10 +70,13 @@ class EpisodeRecord:
         self._began = self._last = time.perf_counter()
         self._start = self._environment = 0.0
         self._tools: list[dict[str, Any]] = []
+        self._contract = Contract()
 
-    def begin(self, observation: Observation, tools: list[dict[str, Any]] | None = None) -> None:
-        """Record that the environment has started, with its first observation and the tools."""
-        self._tools = tools or []
+    def begin(
+        self, observation: Observation, tools: list[dict[str, Any]] | None = None, contract: Contract | None = None
+    ) -> None:
+        """Record that the environment has started, with its first observation, the tools and the contract."""
+        self._tools, self._contract = tools or [], contract or self._contract
         self._last = time.perf_counter()
         self._start = self._last - self._began
         if self._task is not None:
@@ -144,12 +149,16 @@ class EpisodeRecord:
             turns, final = [*turns, Turn(final)], []  # observed but not answered
         timing = Timing(start=self._start, policy=policy, environment=self._environment, total=total)
         timing.began = time.time() - total
+        credit, credit_discount = self._contract.turn_credit
         trace = Trace(
             task=task,
             uid=task.uid,
             step=self._step,
             outcome=outcome,
             reward=reward,
+            turn_discount=self._contract.discount,
+            credit=credit,
+            credit_discount=credit_discount,
             turns=turns,
             tools=self._tools,
             final=final,

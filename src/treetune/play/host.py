@@ -233,7 +233,7 @@ class LocalHost:
                 "alone (run_group() plays and scores a whole group)"
             )
         if record is not None:
-            record.begin(started.observation, started.tools)
+            record.begin(started.observation, started.tools, started.contract)
         self.episodes.add(id, home, terms or self._terms, name, record)
         return started
 
