@@ -47,12 +47,13 @@ class Viewing:
         assert status == 200, answer.decode()
         return json.loads(answer)
 
-    def rows(self):
-        """The lines of the list, once all of them are known."""
+    def rows(self, *names):
+        """The lines of the list, once all of them are known, or those of these names."""
         until = time.monotonic() + 60
         while True:
             rows = self.ask("runs")["runs"]
-            if not any(row.get("pending") for row in rows) or time.monotonic() > until:
+            pending = [row for row in rows if row.get("pending") and (not names or row["name"] in names)]
+            if not pending or time.monotonic() > until:
                 return rows
             time.sleep(0.05)
 

@@ -33,8 +33,8 @@ def test_each_is_a_line_with_its_cause_and_the_good_run_is_shown(tmp_path):
     files = write_hostile(tmp_path / "runs")
     assert sum(file.stat().st_size for file in files) < 3_000_000
     with started(tmp_path / "runs") as (child, server), MemoryWatch(child.pid) as memory:
-        first = {row["name"]: row for row in server.ask("runs")["runs"]}
-        assert (first["good"]["rollouts"], first["good"]["mean"]) == (4, 0.75)  # at once, whatever the others take
+        first = {row["name"]: row for row in server.rows("good")}
+        assert (first["good"]["rollouts"], first["good"]["mean"]) == (4, 0.75)  # whatever the others take
         rows = {row["path"]: row for row in server.rows()}
         errors = {file.name: _row_of(rows, file).get("error", "") for file in files}
         for row in rows.values():
