@@ -108,7 +108,8 @@ def test_verl_plays_what_has_turns_or_tools_by_our_loop_and_scores_the_rest(fold
     assert config["data.train_files"] == config["data.val_files"] == f"[{file}]"
     assert config["actor_rollout_ref.model.path"] == "M"
     assert config["reward.custom_reward_function.path"] == "pkg://treetune.trainers.verl"
-    assert (LOOPS in config) == played
+    (loop,) = yaml.safe_load(Path(config[LOOPS]).read_text())
+    assert loop["name"] == ("treetune" if played else "single_turn_agent")
     assert ("agent_name" in pq.read_schema(file).names) == played
     assert result.json["command"][1:3] == ["-m", "verl.trainer.main_ppo"]
 

@@ -167,7 +167,7 @@ class Scripted:
         if said.startswith("!"):
             said = await self.fail(*said[1:].split())
         ids = [id for letter in said for id in self.tokenizer(letter).input_ids] + [self.tokenizer.eos_token_id]
-        ids = ids[: sampling_params["max_tokens"]]
+        ids = ids[: sampling_params.get("max_tokens")]
         logprobs = [-(turn + 1) - place / 1000 for place in range(len(ids))]
         call = {"request": request_id, "prompt": list(prompt_ids), "sampled": ids, "logprobs": logprobs}
         call["seed"] = sampling_params.get("seed")

@@ -98,6 +98,7 @@ train_tasks:
 """
 LOOPS = """
 - {name: treetune, _target_: treetune.trainers.verl.loop.TreetuneLoop}
+- {name: single_turn_agent, _target_: treetune.trainers.verl.loop.SingleTurnLoop}
 - {name: raising, _target_: treetune.trainers.verl.loop.TreetuneLoop, on_failure: raise}
 - {name: dropping, _target_: treetune.trainers.verl.loop.TreetuneLoop, on_failure: drop, attempts: 1}
 - {name: hasty, _target_: treetune.trainers.verl.loop.TreetuneLoop, model_timeout: 0.5}
@@ -143,6 +144,8 @@ def runs(files: dict[str, list[str]], killed: tuple[int, int]) -> list[dict[str,
     engine = {"says": {two: [["1", "0"]], three: [["2", "!raise"]]}, "rows": [0, 1]}
     return [
         *known,
+        {"name": "one answer v0", "worker": "v0", "agent": "single_turn_agent", **counting, **group},
+        {"name": "one answer v1", "worker": "v1", "agent": "single_turn_agent", **counting, **group},
         {"name": "a bad task v0", "worker": "v0", **counting, **bad},
         {"name": "a bad task v1", "worker": "v1", **counting, **bad},
         {"name": "raised v0", "worker": "v0", "agent": "raising", **counting, **bad},
@@ -462,8 +465,10 @@ def test_the_trainer_gets_the_reward_of_each_turn_where_it_ended(played, worker)
 
 @WORKERS
 def test_each_call_of_the_model_has_a_seed_of_its_own(played, worker):
-    seeds = [call["seed"] for name in ("a group", "gsm8k") for call in played.answers[f"{name} {worker}"]["calls"]]
+    runs = [played.answers[f"{name} {worker}"]["calls"] for name in ("a group", "gsm8k")]
+    seeds = [call["seed"] for calls in runs for call in calls]
     assert None not in seeds
+    assert len({call["seed"] for call in played.answers[f"one answer {worker}"]["calls"]} - {None}) == 3
     assert len(set(seeds)) == len(seeds) > 8
 
 

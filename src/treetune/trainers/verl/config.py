@@ -112,6 +112,8 @@ def _build_paths(tasksets: Sequence[DatasetTaskset], agents: Sequence[str] | Non
 SETTINGS = "treetune_loop"
 """The key of a verl config for the settings of Treetune's agent loop."""
 TARGET = "treetune.trainers.verl.loop.TreetuneLoop"
+SINGLE_TURN = {"name": "single_turn_agent", "_target_": "treetune.trainers.verl.loop.SingleTurnLoop"}
+"""Takes the place of verl's own loop with that name."""
 
 
 def run_with_tasks(config: Any) -> Any:
@@ -168,6 +170,11 @@ def write_loops(
         loops.append({"name": LOOP, "_target_": TARGET, **escape_texts(settings or {})})
     elif settings:
         raise ConfigError([(SETTINGS, f"{others} already has a loop named {LOOP}: write them there")])
+    return write_list(loops, cache_dir)
+
+
+def write_list(loops: Sequence[Mapping[str, Any]], cache_dir: str | Path | None = None) -> Path:
+    """Write a YAML file of agent loops to the cache folder; return its path."""
     folder = default_cache_dir(cache_dir) / "verl"
     path = folder / f"loops_{digest(loops, 8)}.yaml"
     try:

@@ -18,7 +18,16 @@ from treetune.trainers import launch
 from treetune.trainers.launch import Files, Launch, Setting, TargetTasks, TrainRequest
 from treetune.trainers.lengths import count_longer, measure
 from treetune.trainers.train_run import TrainRun, describe_interval, interval
-from treetune.trainers.verl.config import DEFAULT_LOOP, LOOPS, MANAGER, MANAGERS, SETTINGS, write_loops
+from treetune.trainers.verl.config import (
+    DEFAULT_LOOP,
+    LOOPS,
+    MANAGER,
+    MANAGERS,
+    SETTINGS,
+    SINGLE_TURN,
+    write_list,
+    write_loops,
+)
 from treetune.trainers.verl.reward import OURS, leaves_scoring
 from treetune.trainers.verl.several_rows import MODE, MODULES, check_rows, trainer_settings
 
@@ -92,6 +101,8 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
         if OmegaConf.select(given, "trainer.use_v1") is False:
             planned[f"+{MANAGERS}"] = Setting(MANAGER, "the own metrics and rewards of turns, for verl's v0 trainer")
         planned[LOOPS] = Setting(loops, "the tasks' episodes may have several turns or tools")
+    elif OmegaConf.select(given, LOOPS) is None:
+        planned[LOOPS] = Setting(str(write_list([SINGLE_TURN])), "verl's loop for one answer, with seeds")
     if silent or (not named and settings):
         why = "the tasks do not say whether they have several turns" if silent else "your settings of our agent loop"
         planned[DEFAULT_LOOP] = Setting(LOOP, why)

@@ -44,6 +44,7 @@ try:
         AgentLoopMetrics,
         AgentLoopOutput,
     )
+    from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
     from verl.utils.ray_utils import auto_await
 except ImportError as error:
     raise MissingExtraError(f"verl's agent loops cannot be imported: {error}", remedy="install verl 0.9.1") from error
@@ -143,18 +144,8 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
             timeout=self.settings.model_timeout,
             request_id=f"det-{priority or 0}" if config.get("full_determinism") else None,
             priority=priority,
-            seed_of=self._seed_of(row),
+            seed_of=find_seeds(config, row) if self.settings.seeded else None,
         )
-
-    def _seed_of(self, row: Mapping[str, Any]) -> Callable[[int], int] | None:
-        """Return the function that gives the seed of each call, for engines that take one."""
-        if not self.settings.seeded or self.rollout_config.name != "vllm":
-            return None
-        # The v0 trainer names neither the step nor the rollout, but `priority` is the place of the row in its batch.
-        places = [row.get(key) for key in ("index", "global_steps", "session_id", "priority")]
-        rollout = "/".join(map(str, [(row.get("extra_info") or {}).get("uid"), *places]))
-        seed = int(self.rollout_config.get("seed") or 0)
-        return lambda number: derive_seed(seed, f"{rollout}/{number}")
 
     async def _play(self, calls: ModelCalls, row: Mapping[str, Any], v1: bool) -> TokenEpisode:
         settings, extra, source = self.settings, row.get("extra_info") or {}, row.get("data_source")
@@ -268,6 +259,25 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         )
 
 
+class SingleTurnLoop(SingleTurnAgentLoop):  # type: ignore[misc]
+    """verl's own loop for tasks with one answer, whose calls have seeds too."""
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        seeds = find_seeds(self.rollout_config, row)
+        return await super().run(sampling_params if seeds is None else {**sampling_params, "seed": seeds(0)}, **row)
+
+
+def find_seeds(config: Any, row: Mapping[str, Any]) -> Callable[[int], int] | None:
+    """Return the function that gives the seed of each call of an episode, for engines that take one."""
+    if config.name != "vllm":
+        return None
+    # The v0 trainer names neither the step nor the rollout, but `priority` is the place of the row in its batch.
+    places = [row.get(key) for key in ("index", "global_steps", "session_id", "priority")]
+    rollout = "/".join(map(str, [(row.get("extra_info") or {}).get("uid"), *places]))
+    seed = int(config.get("seed") or 0)
+    return lambda number: derive_seed(seed, f"{rollout}/{number}")
+
+
 class EpisodeManager(AgentLoopManager):  # type: ignore[misc]
     """The manager of verl's v0 trainer, which adds what its workers cannot write: metrics that only some samples have,
     and rewards of turns."""
@@ -287,11 +297,11 @@ class EpisodeManager(AgentLoopManager):  # type: ignore[misc]
         for name in self._names:
             columns[name] = np.array([metrics.get(name) for metrics, _ in extras], dtype=object)
         meta["reward_extra_keys"] = [*meta.get("reward_extra_keys", ()), *self._names]
-        for scores, (_, rewards) in zip(output.batch["rm_scores"], extras, strict=True):
+        for number, (_, rewards) in enumerate(extras):
             if rewards:
-                scores[:] = 0.0
+                output.batch["rm_scores"][number] = 0.0
             for at, reward in rewards.items():
-                scores[at] = reward
+                output.batch["rm_scores"][number, at] = reward
         return output
 
 
