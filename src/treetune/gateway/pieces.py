@@ -101,6 +101,9 @@ class Found(NamedTuple):
     """The number of these system messages."""
 
 
+NOTHING = Found(None, [], b"", 0)
+
+
 class SessionSequence(msgspec.Struct, kw_only=True):
     """One sequence of a session: from the first prompt to a call that no other one continues."""
 

@@ -22,7 +22,7 @@ from treetune.chat.tokens import ChatTokens, Prompt, Tokens
 from treetune.core.policy import Sampling, Usage
 from treetune.errors import ContextFullError, UsageError, reason_of
 from treetune.gateway.call import Answerer, Call, Hear, Refused, Reply
-from treetune.gateway.pieces import TRAINED, Found, Kind, Piece, SessionSequence, Tree, next_digest
+from treetune.gateway.pieces import NOTHING, TRAINED, Found, Kind, Piece, SessionSequence, Tree, next_digest
 from treetune.gateway.prompts import Prompts, TokenModel
 from treetune.gateway.streaming import Part, TextStream, begins_thought, split_reasoning
 from treetune.system.http_error import HttpError
@@ -165,6 +165,7 @@ class Session:
                     before = sample.found.digests[piece.answer - 1] if piece.answer else sample.found.agent
                     piece.key = next_digest(before, self._echoed(reply, piece))
                 self.tree.add(piece, sample.found.digests)
+                sample.found = NOTHING  # a session keeps its samples for retries
             self._replies[digest] = sample
             if len(self._replies) > _MOST_REPLIES:
                 self._replies.popitem(last=False)
@@ -284,7 +285,7 @@ class Session:
         self.counts["without_ids"] += 1
         message = split_reasoning(completion.as_message(), False)
         reply = Reply(message, completion.finish_reason, usage.prompt_tokens, usage.completion_tokens, number)
-        return Sample(reply, None, Found(None, [], b"", 0))
+        return Sample(reply, None, NOTHING)
 
     def _prepare(self, prompts: Prompts, call: Call, chat: ChatTokens, seed: bytes) -> _Prepared:
         """The prompt of a conversation. What the model has said comes back as it was sampled: with reasoning that SDKs
@@ -303,7 +304,7 @@ class Session:
 
     def _continue_text(self, call: Call, chat: ChatTokens) -> _Prepared:
         """The prompt of a completion: text or tokens, without a chat template."""
-        text, found = call.text or "", Found(None, [], b"", 0)
+        text, found = call.text or "", NOTHING
         piece = self.tree.find_text(text)
         if not isinstance(text, str):
             return _Prepared(found, Prompt(list(text), text=chat.decode(list(text))), piece)
