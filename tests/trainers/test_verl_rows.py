@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import statistics
 import subprocess
 
 import pytest
@@ -104,16 +105,20 @@ def test_our_trainer_takes_the_place_of_the_one_that_the_user_chose(monkeypatch)
     assert trainer_settings(OmegaConf.merge(config_of(), config_of(*(f"{k}={v}" for k, v in found.items())))) == found
 
 
-@pytest.fixture(scope="module")
-def tried():
-    side = venvs.ROOT / "tests" / "support" / "verl_rows_side.py"
+def run_side(name, *arguments):
+    side = venvs.ROOT / "tests" / "support" / name
     path = os.pathsep.join([str(venvs.ROOT / "src"), str(side.parent)])
     done = subprocess.run(
-        [venvs.venv(*venvs.VERL), "-W", "ignore", side],
-        env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=600,
+        [venvs.venv(*venvs.VERL), "-W", "ignore", side, *arguments],
+        env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def tried():
+    return json.loads(run_side("verl_rows_side.py")[-1])
 
 
 @pytest.mark.slow
@@ -160,3 +165,15 @@ def test_a_lost_episode_leaves_its_group_and_the_divisor(tried):
 def test_a_final_reward_only_is_credited_as_verl_itself_does(tried):
     """With one row for each episode, credit by outcome is verl's own advantage."""
     assert tried["final"] <= 1e-6
+
+
+@pytest.mark.slow
+def test_with_luck_before_a_question_credit_by_turn_takes_half_of_the_steps_or_fewer():
+    """examples/turn_credit: 100 steps are the most, and outcome takes them all."""
+    steps = {"turn": [], "outcome": []}
+    for line in run_side("verl_luck_side.py", "luck", "--first", "100", "--seeds", "3", "--most", "100"):
+        if line.startswith("{"):
+            training = json.loads(line)
+            steps[training["credit"]].append(training["steps"])
+    assert len(steps["turn"]) == len(steps["outcome"]) == 3
+    assert 2 * statistics.median(steps["turn"]) <= statistics.median(steps["outcome"])
