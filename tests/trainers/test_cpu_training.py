@@ -93,8 +93,8 @@ def test_verl_is_killed_and_resumed_to_the_same_curve_and_another_task_is_traine
     result = result_of(run)
     assert list(result["rewards"]) == [1, 2, 3, 4]
     assert list(result["validation"]) == [0, 1, 2, 3, 4]
-    training.verl("Letters", 4, "-o", "whole")
-    assert result == result_of(training.work / "whole")
+    training.verl("Letters", 4, "-o", "whole-verl")
+    assert result == result_of(training.work / "whole-verl")
     assert {f"global_step_{step}" for step in (1, 2, 3, 4)} < {path.name for path in (run / "checkpoints").iterdir()}
     for number, step in zip((4, 3, 2), reversed(taken), strict=False):
         assert result["rewards"][number] == pytest.approx(step["reward"])
