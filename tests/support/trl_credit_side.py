@@ -12,19 +12,24 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import paid_turns
 import sides
 import torch
 from real_letters import letters_tokenizer
 from trl import GRPOConfig, GRPOTrainer
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, packing
+from trl_async_side import FlashAttention, NoTransfer
 from trl_side import tiny
 
 from datasets import Dataset
 from treetune.trainers.trl import TrlTasks
 from treetune.trainers.trl.episode_trainer import EpisodeTrainer
+from treetune.trainers.trl.worker import PolicyServer
 
 
 class Script:
@@ -37,12 +42,13 @@ class Script:
         said = [each[self._turn] for each in self._answers if len(each) > self._turn]
         said += said[:1] * (len(prompts) - len(said))  # another process has more episodes
         self._turn += 1
-        return [self._ids(text) for text in said], None
+        return [ids_of(text, self._tokenizer) for text in said], None
 
-    def _ids(self, text: str) -> list[int]:
-        if text.startswith(paid_turns.WITHOUT_TOKENS):
-            return []
-        return [*self._tokenizer(text, add_special_tokens=False)["input_ids"], self._tokenizer.eos_token_id]
+
+def ids_of(text: str, tokenizer: Any) -> list[int]:
+    if text.startswith(paid_turns.WITHOUT_TOKENS):
+        return []
+    return [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
 
 def train(target: str, answers: list[list[str]], size: int, settings: dict[str, Any], theirs: bool) -> Any:
@@ -96,6 +102,49 @@ def advantages(
     return {"turns": turns, "steps": trainer.state.global_step}
 
 
+def async_advantages(target: str, *, groups: list[list[list[str]]]) -> dict[str, Any]:
+    """By group and episode, the advantage of each run of tokens that a sample of AsyncGRPO trains; and how many steps
+    TRL's own trainer took on them."""
+    tokenizer, place = letters_tokenizer(), tempfile.mkdtemp()
+    tiny(tokenizer).save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    args = AsyncGRPOConfig(
+        output_dir=tempfile.mkdtemp(), max_steps=1, num_generations=len(groups[0]), max_completion_length=64,
+        gradient_accumulation_steps=1, use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
+        save_strategy="no", max_inflight_tasks=1, token_budget=4096, dataloader_pin_memory=False, disable_tqdm=True,
+    )  # fmt: skip
+    answers = cycle(chain.from_iterable(episode for group in groups for episode in group))  # one after the other
+
+    async def sample(server: Any, prompt: list[int], version: int) -> tuple[list[int], list[float]]:
+        ids = ids_of(next(answers), tokenizer)
+        return ids, [-1.0] * len(ids)
+
+    async def learn(server: Any, version: int) -> None: ...
+
+    with (
+        mock.patch.multiple(PolicyServer, sample=sample, learn=learn),
+        mock.patch.object(packing, "_flash_attn", return_value=FlashAttention),
+        mock.patch("torch.cuda.get_device_name", return_value="cpu"),
+        TrlTasks(target) as tasks,
+    ):
+        given = tasks.async_trainer_arguments(place, args, len(groups))
+        buffer, samples = given["rollout_worker"].rollout_buffer, []
+        put = buffer.put_nowait
+        buffer.put_nowait = lambda one: (put(one), samples.append(one))
+        trainer = AsyncGRPOTrainer(place, args=args, weight_transfer=NoTransfer(), **given)
+        trainer.train()
+    turns: list[list[list[Any]]] = [[] for _ in groups]
+    for one in samples:
+        if one.group_id >= len(groups):
+            break
+        if one.metrics:  # the first sample of an episode
+            turns[one.group_id].append([])
+        runs = _runs(one.completion_mask.tolist())
+        turns[one.group_id][-1] += [[first, [one.advantage] * (end - first)] for first, end in runs]
+    found = [[[[run] for _, run in sorted(episode)] for episode in group] for group in turns]
+    return {"turns": found, "steps": trainer.state.global_step}
+
+
 def fault(target: str, *, settings: dict[str, Any] | None = None, theirs: bool = False, says: Any = None) -> str:
     """What is refused in a training that would play two episodes."""
     answers = [says or paid_turns.says([0.5, 1.0])] * 2
@@ -112,7 +161,7 @@ def _runs(mask: list[int]) -> list[tuple[int, int]]:
 
 
 if __name__ == "__main__" and sys.argv[1] == "answer":
-    sides.answer(advantages, fault)
+    sides.answer(advantages, async_advantages, fault)
 elif __name__ == "__main__":
     import os
 

@@ -37,9 +37,9 @@ def says(rewards):
 
 @pytest.fixture
 def play(side):
-    def play(target, *groups, says=says, **options):
+    def play(target, *groups, says=says, trainer="advantages", **options):
         answers = [[says(episode) for episode in group] for group in groups]
-        return side("advantages", target=f"paid_turns_tasks.py:{target}", groups=answers, **options)
+        return side(trainer, target=f"paid_turns_tasks.py:{target}", groups=answers, **options)
 
     return play
 
@@ -61,11 +61,11 @@ def by_turn(answer):
     return {at: values[0] for at, values in found.items()}
 
 
-def defined(*groups, **options):
+def defined(*groups, epsilon=1e-4, **options):
     return {
         (group, episode, turn): value
         for group, rewards in enumerate(groups)
-        for episode, values in enumerate(turn_advantages(rewards, epsilon=1e-4, **options))
+        for episode, values in enumerate(turn_advantages(rewards, epsilon=epsilon, **options))
         for turn, value in enumerate(values)
     }
 
@@ -91,6 +91,41 @@ def test_with_a_final_reward_only_credit_by_turn_equals_outcome(play):
     for which in (0, 1):
         for at, values in tokens_of(by_outcome, which).items():
             assert tokens_of(found, which)[at] == pytest.approx(values, abs=1e-6)
+
+
+def test_with_a_final_reward_only_credit_by_turn_equals_outcome_in_asyncgrpo(play):
+    groups = [[[0.0] * turns + [reward] for turns, reward in zip((0, 4, 2), paid, strict=True)] for paid in FINAL]
+    by_outcome, found = (play(target, *groups, trainer="async_advantages") for target in ("ByOutcome", "ByTurn"))
+    assert by_turn(found) == pytest.approx(by_turn(by_outcome), abs=1e-6)
+    assert len(by_turn(found)) == sum(len(rewards) for group in groups for rewards in group)
+    assert (by_outcome["steps"], found["steps"]) == (1, 1)
+
+
+FIRST = [[[0.25, 1.0], [0.25, 0.5, 0.5]]]
+SECOND = [[[0.5, 0.25, 1.0], [0.0, 0.25, 0.5, 0.0], [1.0]]]
+LAST = [[[0.0] * 8 + [0.25], [0.5, 0.0, 1.0]]]
+"""The limit of turns ends the first episode."""
+
+
+@pytest.mark.parametrize("trainer", ["advantages", "async_advantages"])
+@pytest.mark.parametrize(("groups", "silent"), [(FIRST, 0), (SECOND, 1), (LAST, 8)], ids=["first", "second", "last"])
+def test_a_turn_without_sampled_tokens_stays_a_turn(play, trainer, groups, silent):
+    """It has its place in the baseline of its group, and its reward."""
+
+    def says_nothing_once(rewards):
+        texts = enumerate(paid_turns.says(rewards))
+        return [paid_turns.WITHOUT_TOKENS * (turn == silent) + text for turn, text in texts]
+
+    found = play("ByTurn", *groups, says=says_nothing_once, trainer=trainer)
+    wanted = by_population(groups) if trainer == "async_advantages" else defined(*groups, credit="turn")
+    assert list(by_turn(found).values()) == near([value for at, value in wanted.items() if at[2] != silent])
+    assert found["steps"] == 1
+
+
+def by_population(groups):
+    """AsyncGRPO divides by the deviation of a population, not of a sample."""
+    advantages = defined(*groups, credit="turn", epsilon=1e-8)
+    return {at: value * (len(groups[at[0]]) / (len(groups[at[0]]) - 1)) ** 0.5 for at, value in advantages.items()}
 
 
 def test_a_discount_of_the_credit_and_one_of_the_reward_hold(play):
