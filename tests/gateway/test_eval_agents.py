@@ -65,8 +65,13 @@ def test_a_crash_is_the_agents_own_and_is_scored(evaluate):
     assert result.code == 0, result.err
     assert [trace.reward for trace in traces] == [0.0, 0.0]
     assert traces[0].outcome.scored
-    assert "the agent ended with 1: no idea" in traces[0].warnings
+    assert "the agent ended with exit code 1: no idea" in traces[0].warnings
     assert "the agent did not call the model" in traces[0].warnings
+
+
+def test_a_crash_without_a_message_is_its_exit_code_alone(evaluate):
+    _, traces = evaluate("import sys; sys.exit(3)")
+    assert "the agent ended with exit code 3" in traces[0].warnings
 
 
 BROKEN = """

@@ -73,7 +73,9 @@ class AgentPolicy(Policy):
             gateway.drop(session)
         if session.failed:
             raise PolicyError(f"the model failed to answer the agent: {', '.join(sorted(session.failures))}")
-        warnings = [f"the agent ended with {ended.code}: {ended.errors}".strip()] if ended.code else []
+        warnings = []
+        if ended.code:
+            warnings.append(": ".join(filter(None, [f"the agent ended with exit code {ended.code}", ended.errors])))
         if not session.counts["calls"]:
             warnings.append("the agent did not call the model")
         usage = Usage(session.counts["prompt_tokens"], session.counts["completion_tokens"])
