@@ -188,16 +188,44 @@ def test_credit_by_turn_is_refused_at_the_start_where_verl_has_none(folder, tree
     def train(*words):
         return treetune("train", "verl", "own.py:Credited", *words, "--dry-run", "--json")
 
+    write_credited(folder)
+    assert train().json["config"][MODE] == "treetune_sync"
+    for words in ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "trainer.use_v1=false"):
+        assert train(words).json["code"] == "credit"
+    assert "credit_discount" in train("algorithm.adv_estimator=gae").json["error"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["importance_sampling_level=sequence"],
+        ["off_policy_mask_threshold=0.5"],
+        ["multi_objective_aggregation=normalize_then_sum"],
+        ["loss_type=luspo"],
+        ["token_budget=-1", "trainer=async"],
+    ],
+)
+def test_credit_by_turn_is_refused_before_the_start_where_trl_has_none(folder, treetune, words):
+    def train(target, *words):
+        return treetune("train", "trl", target, *words, "--dry-run", "--json")
+
+    write_credited(folder)
+    refused = train("own.py:Credited", *words).json
+    assert refused["code"] == "credit"
+    assert words[0].partition("=")[2] in refused["error"]
+    assert train("kinds_of.py:Countdowns", *words).code == 0
+    assert train("own.py:Credited", *words, "max_turns=1").code == 0
+    usual = ["importance_sampling_level=token", "loss_type=grpo", "token_budget=4096"]
+    assert train("own.py:Credited", *usual).code == 0
+
+
+def write_credited(folder):
     (folder / "own.py").write_text(
         "import kinds_of\n"
         "from treetune import Contract\n"
         "class Credited(kinds_of.Countdowns):\n"
         "    CONTRACT = Contract(credit='turn', credit_discount=0.9)\n"
     )
-    assert train().json["config"][MODE] == "treetune_sync"
-    for words in ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "trainer.use_v1=false"):
-        assert train(words).json["code"] == "credit"
-    assert "credit_discount" in train("algorithm.adv_estimator=gae").json["error"]
 
 
 OWN = ("max_turns=3", "turn_discount=0.9")

@@ -26,7 +26,7 @@ import msgspec
 
 from treetune.config.interpolation import escape_text, override_values
 from treetune.config.structs import convert, load_yaml
-from treetune.core.contract import Credit
+from treetune.core.contract import Contract, Credit
 from treetune.core.fingerprint import taskset_fingerprint
 from treetune.core.from_config import build_taskset
 from treetune.core.mixture import parts_of
@@ -144,11 +144,14 @@ class TargetTasks(NamedTuple):
         assert self.train is not None
         return hold_out(self.train, request.val, request.num_tasks, self.declared)
 
-    def credits(self) -> set[tuple[Credit, float]]:
-        """The credits that the tasks declare, with their discounts. The first task of each source stands for the
-        others."""
+    def contracts(self) -> list[Contract]:
+        """The contracts of the tasks. The first task of each source stands for the others."""
         parts = parts_of(self.train) if self.train is not None else ()
-        return {part.contract_of(task).turn_credit for part in parts for task in part.draw(1)}
+        return [part.contract_of(task) for part in parts for task in part.draw(1)]
+
+    def credits(self) -> set[tuple[Credit, float]]:
+        """The credits that the tasks declare, with their discounts."""
+        return {contract.turn_credit for contract in self.contracts()}
 
     def check_groups(self) -> None:
         """For trainers that score each episode alone: refuse tasks that are only scored in groups, and warn of a

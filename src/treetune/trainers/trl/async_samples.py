@@ -8,7 +8,6 @@ from statistics import pstdev
 from typing import Any
 
 from treetune.chat.tokens import Span, TokenSequence
-from treetune.errors import CreditError
 from treetune.trainers.credit import turn_advantages
 from treetune.trainers.rollout_log import split_answers
 from treetune.trainers.token_episode import TokenEpisode
@@ -20,13 +19,6 @@ SEVERAL_SAMPLES = (
     "history was rewritten in an episode: its samples weigh as much as one only if they are in the same micro-batch "
     "(token_budget)"
 )
-
-
-def check_token_budget(budget: int | None) -> None:
-    """Raise if a micro-batch is a number of samples, which credit by turn multiplies."""
-    if budget is not None and budget < 1:
-        problem = f"token_budget={budget} counts samples, and with credit: turn an episode has one for each turn"
-        raise CreditError(problem, remedy="leave token_budget out, or set it to the tokens of a micro-batch")
 
 
 class EpisodeGroup:

@@ -14,9 +14,8 @@ import torch
 from accelerate.utils import gather_object
 from trl import GRPOTrainer
 
-from treetune.errors import CreditError
-from treetune.trainers.credit import BY_TOKEN, Row, check_loss, row_advantages, turn_advantages
-from treetune.trainers.trl.rollouts import CREDIT
+from treetune.trainers.credit import BY_TOKEN, Row, row_advantages, turn_advantages
+from treetune.trainers.trl.rollouts import CREDIT, check_settings
 
 _EPSILON = 1e-4
 """What TRL adds to a standard deviation."""
@@ -25,15 +24,7 @@ _EPSILON = 1e-4
 class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]
     def check_turn_credit(self) -> None:
         """Raise if credit by turn is not possible with the settings of this trainer."""
-        check_loss(self.loss_type)
-        whole = {
-            "importance_sampling_level": self.importance_sampling_level != "token",
-            "off_policy_mask_threshold": self.off_policy_mask_threshold is not None,
-            "multi_objective_aggregation": self.multi_objective_aggregation != "sum_then_normalize",
-        }
-        for name in (name for name, used in whole.items() if used):
-            problem = f"{name}={getattr(self.args, name)} treats an episode as a whole, and the tasks have credit: turn"
-            raise CreditError(problem, remedy=f"leave {name} out")
+        check_settings(self.args)
 
     def _calculate_rewards(self, *arguments: Any) -> torch.Tensor:
         # Of all processes: a row for each episode, and a column for each reward function.

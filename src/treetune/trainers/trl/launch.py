@@ -15,6 +15,7 @@ from treetune.trainers.held_out import NONE
 from treetune.trainers.launch import Launch, Setting, TargetTasks, TrainRequest
 from treetune.trainers.lengths import measure
 from treetune.trainers.train_run import PARTS, TrainRun
+from treetune.trainers.trl.rollouts import check_settings
 
 NEWEST = "checkpoint-*/trainer_state.json"
 """The files that complete checkpoints have, in `output_dir`."""
@@ -61,6 +62,8 @@ def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
     config = launch.merge(planned, request.overrides)
     if unknown := [key for key in config if key.startswith(("+", "~"))]:
         raise UsageError(f"{unknown[0]}: TRL has no such key", remedy="write KEY=VALUE with a key of GRPOConfig")
+    if request.own.get("max_turns") != 1 and any(one.credit == "turn" and one.turns > 1 for one in tasks.contracts()):
+        check_settings(config)
     of_target = [f"--{key}={value}" for key, value in request.taskset.items()]
     return Launch(
         trainer="trl",

@@ -9,7 +9,8 @@ from typing import Any
 
 from treetune.chat.tokens import TokenSequence
 from treetune.errors import CreditError, UsageError
-from treetune.trainers.credit import Row
+from treetune.trainers.config import get_value
+from treetune.trainers.credit import Row, check_loss
 from treetune.trainers.token_episode import PlayedEpisode, Sampled, TokenEpisode
 from treetune.trainers.trl.columns import task_index_of
 
@@ -18,6 +19,13 @@ Generate = Callable[[list[list[int]], Any], tuple[list[list[int]], list[list[flo
 
 CREDIT = "turn_credit"
 """The column with what the advantages of an episode need, for `EpisodeTrainer`."""
+
+_OF_EPISODES = {
+    "importance_sampling_level": "token",
+    "off_policy_mask_threshold": None,
+    "multi_objective_aggregation": "sum_then_normalize",
+}
+"""Keys of GRPOConfig that may treat an episode as a whole, and the values that do not."""
 
 _Playing = Coroutine[Any, Any, None]
 
@@ -103,6 +111,20 @@ def check_turn_credit(episodes: Sequence[TokenEpisode], trainer: Any) -> None:
         problem = f"the tasks have credit: turn, and {type(trainer).__name__} has one advantage for an episode"
         raise CreditError(problem, remedy="use EpisodeTrainer of treetune.trainers.trl.episode_trainer instead")
     check()
+
+
+def check_settings(config: Any) -> None:
+    """Raise if credit by turn is not possible with these settings, whose missing keys have TRL's defaults."""
+    if (loss := get_value(config, "loss_type")) is not None:
+        check_loss(loss)
+    for name, of_tokens in _OF_EPISODES.items():
+        if (value := get_value(config, name)) not in (None, of_tokens):
+            problem = f"{name}={value} treats an episode as a whole, and the tasks have credit: turn"
+            raise CreditError(problem, remedy=f"leave {name} out")
+    budget = get_value(config, "token_budget")
+    if budget is not None and not (str(budget).isdecimal() and int(budget)):
+        problem = f"token_budget={budget} counts samples, and with credit: turn an episode has one for each turn"
+        raise CreditError(problem, remedy="leave token_budget out, or set it to the tokens of a micro-batch")
 
 
 def check_rows(count: int) -> None:

@@ -52,6 +52,7 @@ from treetune.trainers.trl.environments import (
 from treetune.trainers.trl.rollouts import (
     Generate,
     check_rows,
+    check_settings,
     check_turn_credit,
     columns_of,
     groups_of,
@@ -169,7 +170,6 @@ class TrlTasks(Hooks):
     ) -> dict[str, Any]:
         """Return the arguments of an `AsyncGRPOTrainer` besides `model` and `args`, its AsyncGRPOConfig: the dataset,
         and a worker that plays the tasks with the vLLM server of `args`."""
-        from treetune.trainers.trl.async_samples import check_token_budget
         from treetune.trainers.trl.worker import RolloutWorker  # here, because HTTP is slow to import
 
         if processing_class is None:
@@ -183,7 +183,7 @@ class TrlTasks(Hooks):
         if any(has_images(opening.messages) for opening in openings):
             raise UsageError(NO_IMAGES, remedy="train these tasks with a GRPOTrainer: trainer_arguments()")
         if any(opening.by_turn for opening in openings):
-            check_token_budget(args.token_budget)
+            check_settings(args)
         rows = self._rows(indices, openings, "rollout_func")
         tokenizer = getattr(processing_class, "tokenizer", processing_class)
         worker = RolloutWorker(

@@ -26,9 +26,9 @@ from treetune.chat.tokens import Span, Tokens, TokenSequence
 from treetune.core.contract import Contract, Credit
 from treetune.trainers.credit import Row, check_loss, row_advantages
 from treetune.trainers.tiny_episodes import GROUP, LONGEST, VOCABULARY, TinyModel, TinyRow, cut_rows, pad
-from treetune.trainers.trl.async_samples import EpisodeGroup, check_token_budget
+from treetune.trainers.trl.async_samples import EpisodeGroup
 from treetune.trainers.trl.episode_trainer import EpisodeTrainer
-from treetune.trainers.trl.rollouts import check_rows
+from treetune.trainers.trl.rollouts import check_rows, check_settings
 from treetune.trainers.weights import Case, Outcome
 
 CREDITS: tuple[Credit, ...] = ("outcome", "turn")
@@ -114,7 +114,7 @@ def _trainer(loss: str) -> Any:
 def play_asynchronously(cuts: Sequence[int], *, credit: Credit, token_budget: int = 4096) -> Outcome:
     """Take the losses of the micro-batches that the samples of all groups become."""
     if credit == "turn":
-        check_token_budget(token_budget)
+        check_settings({"token_budget": token_budget})
     model, rows, samples = TinyModel(), cut_rows(cuts), []
     advantages: dict[tuple[int, int], float] = {}
     for number in range(len(cuts) // GROUP):
