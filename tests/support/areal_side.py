@@ -66,7 +66,7 @@ def play_story(target, says, num_tasks=None):
         return refused.played
     request, words = starting.read_arguments(planned["command"][3:])
     config = starting.read_config(words)
-    rows, *_ = starting.select_rows(request)
+    rows, *_ = starting.select_rows(request, launch.load_tasks(request))
     engine = Speaker(tokenizer, lambda prompt, turn: texts[turn])
     stats_tracker.get("rollout").export(reset=True)
 
@@ -414,7 +414,7 @@ def test_the_groups_of_areal_hold_the_trajectories_of_one_task(tokenizer, minima
     assert isinstance(grouped.workflow, RolloutWorkflow)
 
 
-def group_of(tokenizer, tmp_path, target, group, *, thinks=False, silent=None, **options):
+def group_of(tokenizer, tmp_path, target, group, *, index=0, thinks=False, silent=None, **options):
     """What AReaL's own group makes of episodes that earn this, turn by turn; None is one whose environment breaks."""
     paid_turns.write(tmp_path)
     answers = [["break"] if rewards is None else paid_turns.says(rewards) for rewards in group]
@@ -441,15 +441,17 @@ def group_of(tokenizer, tmp_path, target, group, *, thinks=False, silent=None, *
             self.sampled += one.sampled
             return answer
 
+    named = target if "." in target else f"paid_turns_tasks.py:{target}"
+
     async def run():
         async with serving(
-            load_taskset(f"{tmp_path}/paid_turns_tasks.py:{target}"), doors=[HttpDoor(HttpConfig(address=":0"))],
+            load_taskset(f"{tmp_path}/{named}"), doors=[HttpDoor(HttpConfig(address=":0"))],
             drain_seconds=0,
         ) as server:  # fmt: skip
             flow = workflow(tokenizer, server.address, gconfig=chosen, patience=0.1, **options)
             grouped = GroupedRolloutWorkflow(flow, len(group), logging.getLogger("test"))
             try:
-                return await grouped.arun_episode(Speakers(), {"task_index": 0})
+                return await grouped.arun_episode(Speakers(), {"task_index": index})
             finally:
                 await servers_of(flow)[0].close()
 
@@ -539,6 +541,38 @@ def test_by_turn_with_a_final_reward_only_trains_as_by_outcome(planned, rewrites
     assert sums[0] == pytest.approx(sums[1], abs=1e-6)
 
 
+@pytest.fixture
+def mixed(planned):
+    """A union whose first task has credit by outcome, and the second one by turn."""
+    sources = [{"id": f"paid_turns_tasks.py:{name}"} for name in ("ByOutcome", "ByTurn")]
+    (planned / "mixed.yaml").write_text(yaml.safe_dump({"taskset": {"id": "union", "sources": sources}}))
+    return planned
+
+
+def test_tasks_of_one_server_are_credited_as_each_declares(tokenizer, mixed):
+    credits = ("outcome", "turn")
+    made = [group_of(tokenizer, mixed, "mixed.yaml", GROUPS[0], index=index) for index in range(2)]
+    defined = [turn_advantages(GROUPS[0], credit=credit, epsilon=1e-5) for credit in credits]
+    wanted = [turns[0] for turns in defined[0]], [value for turns in defined[1] for value in turns]
+    found = advantages_of(actor_of(), joined(*made))
+    assert sorted(found[:4]) == pytest.approx(sorted(wanted[0]), abs=1e-6)
+    assert sorted(found[4:]) == pytest.approx(sorted(wanted[1]), abs=1e-6)
+
+
+def test_credit_by_turn_of_any_task_is_refused_where_the_settings_have_none(tokenizer, mixed, monkeypatch):
+    """Those that are known are refused at the start, those that a server starts later one by one."""
+    word = "+actor.gae_lambda=0.95"
+    command = sides.plan("areal", "mixed.yaml", "model", word, num_tasks=4)["command"][3:]
+    monkeypatch.setattr("areal.PPOTrainer", None)
+    with pytest.raises(UsageError, match="gae_lambda"):
+        starting.run(command)
+    why = starting.why_no_turn_credit(starting.read_config(starting.read_arguments(command)[1]))
+    with pytest.raises(UsageError, match=r"task 1 .*gae_lambda"):
+        group_of(tokenizer, mixed, "mixed.yaml", GROUPS[1], index=1, no_turn_credit=why)
+    assert group_of(tokenizer, mixed, "mixed.yaml", GROUPS[1], index=0, no_turn_credit=why) is not None
+    assert starting.why_no_turn_credit(starting.read_config(planned_words())) is None
+
+
 def test_equal_totals_and_lone_episodes_have_the_advantage_of_the_definition(tokenizer, planned):
     actor = actor_of()
     apart = [[1.0, 0.0], [0.0, 1.0]]
@@ -597,10 +631,10 @@ def test_an_evaluation_and_a_user_who_wants_them_get_the_rewards(tokenizer, plan
 def test_settings_that_would_change_advantages_are_refused_by_name(planned, credit, word):
     config = starting.read_config([*planned_words(), word])
     with pytest.raises(UsageError, match=word.lstrip("+").partition("=")[0]) as refused:
-        starting.check_config(config, {"credit": credit})
+        starting.check_config(config, credit)
     assert refused.value.code == "credit"
     if credit == "turn":
-        starting.check_config(config, {"credit": "outcome"})
+        starting.check_config(config, "outcome")
 
 
 def test_areal_makes_it_from_its_name_and_a_tokenizers_folder(tokenizer, minimal, tmp_path):

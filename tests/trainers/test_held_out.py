@@ -15,6 +15,7 @@ from treetune import Task, Taskset, load_taskset
 from treetune.data.arrow_values import read_extra
 from treetune.trainers.areal.__main__ import read_arguments, select_rows
 from treetune.trainers.held_out import FAR, hold_out
+from treetune.trainers.launch import load_tasks
 from treetune.trainers.slime.data import TreetuneData, uids_in
 from treetune.trainers.slime.samples import task_of
 
@@ -146,7 +147,7 @@ def test_slime_leaves_out_of_the_training_what_it_validates_with(planned, monkey
 def test_areal_trains_on_some_indices_and_validates_with_others(folder):
     request, rest = read_arguments(["numbers_of.py:Numbers", "--val=64", "--config", "config.yaml", "actor.path=M"])
     assert rest == ["--config", "config.yaml", "actor.path=M"]
-    train, val, declared = select_rows(request)
+    train, val, declared = select_rows(request, load_tasks(request))
     assert isinstance(train, Dataset)
     assert len(val) == 40
     assert len(train) == 400 - 2 * 40  # both of each pair

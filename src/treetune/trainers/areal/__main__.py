@@ -14,7 +14,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from treetune.tasksets.target import is_server
 from treetune.trainers.held_out import hold_out
 from treetune.trainers.launch import (
     OWN,
+    TargetTasks,
     TrainRequest,
     declares_lists,
     keys_of_split,
@@ -53,15 +54,19 @@ def run(arguments: Sequence[str]) -> None:
     request, rest = read_arguments(arguments)
     config = read_config(rest)
     folder = Path(config.cluster.fileroot)
+    tasks = load_tasks(request)
     with contextlib.ExitStack() as servers:
         if is_server(request.target):
             rows, validation, url = make_rows(request.target, request.num_tasks), None, request.target
         else:
-            rows, validation, declared = select_rows(request)
+            rows, validation, declared = select_rows(request, tasks)
             url = servers.enter_context(serve(request, "train", folder / ROLLOUTS))
-        check_config(config, run_in_background(_read_info(url)).get("contract") or {})
+        first = run_in_background(_read_info(url)).get("contract") or {}
+        for credit in {first.get("credit"), *(credit for credit, _ in tasks.credits())}:
+            check_config(config, credit)
         own = request.own
-        options: dict[str, Any] = {"workflow": WORKFLOW, "workflow_kwargs": describe(config, config.gconfig, url) | own}
+        played = describe(config, config.gconfig, url) | own | {"no_turn_credit": why_no_turn_credit(config)}
+        options: dict[str, Any] = {"workflow": WORKFLOW, "workflow_kwargs": played}
         if validation is None:
             config.valid_dataset = None
         else:
@@ -73,9 +78,9 @@ def run(arguments: Sequence[str]) -> None:
             trainer.train(**options)
 
 
-def check_config(config: Any, contract: Mapping[str, Any]) -> None:
+def check_config(config: Any, credit: str | None) -> None:
     """Raise if the advantages that the workflow makes would be wrong with these settings of AReaL."""
-    turns, actor = contract.get("credit") == "turn", config.actor
+    turns, actor = credit == "turn", config.actor
     norm, rejection = actor.adv_norm, actor.rejection_sampling
     chunked = norm is not None and "group" in (norm.mean_level, norm.std_level)
     by_row = rejection is not None and rejection.level != "token"
@@ -98,6 +103,15 @@ def check_config(config: Any, contract: Mapping[str, Any]) -> None:
             raise CreditError(f"actor.{key}={value} cannot be used here: {why}", remedy=f"leave actor.{key} out")
     if turns and config.critic is not None:
         raise CreditError("credit: turn cannot be used with a critic", remedy="leave critic out")
+
+
+def why_no_turn_credit(config: Any) -> str | None:
+    """Return why these settings allow no credit by turn, which any task of a server may declare; None if they do."""
+    try:
+        check_config(config, "turn")
+    except CreditError as error:
+        return error.message
+    return None
 
 
 def describe(config: Any, gconfig: Any, url: str) -> dict[str, Any]:
@@ -133,10 +147,10 @@ def read_config(words: Sequence[str]) -> Any:
     return config
 
 
-def select_rows(request: TrainRequest) -> tuple[Any, Any, bool]:
+def select_rows(request: TrainRequest, tasks: TargetTasks) -> tuple[Any, Any, bool]:
     """Return the rows to train on, the rows to validate with if there are any, and whether these come from
     `val_tasks`."""
-    train, declared = load_tasks(request)
+    train, declared = tasks
     assert train is not None
     held = hold_out(train, request.val, request.num_tasks, declared)
     if held.train is None:

@@ -41,7 +41,7 @@ def cases() -> Iterator[Case]:
 def play(cuts: Sequence[int], *, credit: Credit, loss: str = "ppo", overrides: tuple[str, ...] = ()) -> Outcome:
     """Take an optimizer step."""
     config = read_config(["--config", str(CONFIG), *overrides])
-    check_config(config, {"credit": credit})
+    check_config(config, credit)
     by_episode: dict[int, list[TinyRow]] = defaultdict(list)
     for row in cut_rows(cuts):
         by_episode[row.episode].append(row)

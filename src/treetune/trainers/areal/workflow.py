@@ -66,6 +66,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         turn_discount: float | None = None,
         rewrites: Rewrites = "keep",
         group_norm: Literal["deviation", "mean", "none"] = "deviation",
+        no_turn_credit: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         call_format: str | None = None,
         token_env: str = "TREETUNE_TOKEN",
@@ -74,10 +75,10 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
     ) -> None:
         """`url` is one or more task servers. `max_turns` and `turn_discount` replace what they declare; the reward of a
         server that declares nothing is multiplied by 0.95 for each turn. `group_norm` is what the rewards of a group
-        become: advantages, divided by the group's deviation or not, or, with `none`, rewards as they are. `call_format`
-        is how the model writes tool
-        calls, if its chat template does not show it. `token_env` names the variable with the servers' token. `timeout`
-        applies to one step, `patience` to a server that does not answer."""
+        become: advantages, divided by the group's deviation or not, or, with `none`, rewards as they are.
+        `no_turn_credit` is why AReaL's settings allow no `credit: turn`; its episodes are refused then. `call_format`
+        is how the model writes tool calls, if its chat template does not show it. `token_env` names the variable with
+        the servers' token. `timeout` applies to one step, `patience` to a server that does not answer."""
         super().__init__(max_turns, turn_discount)
         if isinstance(tokenizer, str):
             from areal.utils.hf_utils import load_hf_tokenizer
@@ -86,6 +87,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         self.tokenizer = tokenizer
         self.gconfig = gconfig.new_with_stop_and_pad_token_ids(tokenizer).new(n_samples=1)
         self._in_groups, self._norm = gconfig.n_samples > 1, group_norm
+        self._no_turn_credit = "group_norm='none' gives turns no advantages" if group_norm == "none" else no_turn_credit
         self._groups: dict[int, _Group] = {}
         """By the id of a row, while its episodes are played."""
         self._chat = ChatTokens(tokenizer, chat_template_kwargs, rewrites=rewrites, call_format=call_format)
@@ -100,9 +102,10 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
                 group.played.append(played)
         if played is None:
             return None
+        if self._in_groups and self._no_turn_credit and played.contract.turn_credit[0] == "turn":
+            problem = f"task {data.get('task_index')} declares credit: turn, and {self._no_turn_credit}"
+            raise CreditError(problem, remedy="change that setting, or declare credit: outcome")
         if not self._in_groups or self._norm == "none":
-            if self._in_groups and played.contract.turn_credit[0] == "turn":
-                raise CreditError("group_norm='none' gives turns no advantages", remedy="leave group_norm out")
             assert played.reward is not None
             return tensors(played.tokens.sequences, [played.reward] * len(played.tokens.sequences))
         await group.ended.wait()
