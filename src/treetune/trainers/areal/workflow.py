@@ -51,6 +51,17 @@ class _Group:
         self.played: list[TokenEpisode] = []
         """Those that have a reward."""
         self.ended = asyncio.Event()
+        self._advantages: dict[tuple[Credit, float], list[list[float]]] = {}
+
+    def advantages_of(self, one: TokenEpisode, *, by_deviation: bool) -> list[float]:
+        """Return the advantages of the turns of an episode, when all have ended."""
+        credit, discount = by = one.contract.turn_credit
+        if by not in self._advantages:
+            rewards = [each.shape_each(each.turns) for each in self.played]
+            self._advantages[by] = turn_advantages(
+                rewards, credit=credit, discount=discount, by_deviation=by_deviation, epsilon=EPSILON
+            )
+        return self._advantages[by][self.played.index(one)]
 
 
 class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
@@ -109,13 +120,8 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
             assert played.reward is not None
             return tensors(played.tokens.sequences, [played.reward] * len(played.tokens.sequences))
         await group.ended.wait()
-        credit, discount = played.contract.turn_credit
-        rewards = [each.shape_each(each.turns) for each in group.played]
-        by_deviation = self._norm == "deviation"
-        advantages = turn_advantages(
-            rewards, credit=credit, discount=discount, by_deviation=by_deviation, epsilon=EPSILON
-        )[group.played.index(played)]
-        return trajectory_of(played.tokens.sequences, advantages, credit)
+        advantages = group.advantages_of(played, by_deviation=self._norm == "deviation")
+        return trajectory_of(played.tokens.sequences, advantages, played.contract.turn_credit[0])
 
     @asynccontextmanager
     async def _group_of(self, data: dict[str, Any]) -> AsyncIterator[_Group]:
