@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -218,12 +219,12 @@ def test_a_group_in_two_processes_is_compared_as_one(tmp_path):
     assert [value for row in found for value in row] == near([value for row in wanted for value, _ in groupby(row)])
 
 
-def test_where_luck_pays_before_a_question_credit_by_turn_learns_in_fewer_steps():
-    """One seed of the example, in a quarter of its steps."""
-    script = venvs.ROOT / "examples" / "turn_credit" / "train.py"
-    options = ("luck", "--first", 3, "--seeds", 1, "--most", 100)
-    lines = venvs.run(venvs.venv(*venvs.TRL), script, *options, timeout=1200).splitlines()
+@pytest.mark.parametrize("script", ["examples/turn_credit/train.py", "tests/support/trl_luck_side.py"])
+def test_where_luck_pays_before_a_question_credit_by_turn_learns_in_fewer_steps(script, tmp_path):
+    """One seed of the example, in a quarter of its steps, by GRPOTrainer and by AsyncGRPOTrainer."""
+    program = (venvs.ROOT / script, "luck", "--first", 3, "--seeds", 1, "--most", 100)
+    environment = {"PYTHONPATH": str(Path(venvs.__file__).parent), "TRL_EXPERIMENTAL_SILENCE": "1"}
+    lines = venvs.run(venvs.venv(*venvs.TRL), *program, timeout=1200, cwd=tmp_path, **environment).splitlines()
     by_turn, by_outcome = map(json.loads, lines)
     assert (by_turn["credit"], by_outcome["credit"]) == ("turn", "outcome")
-    assert by_turn["steps"] is not None
-    assert by_outcome["steps"] is None
+    assert by_turn["steps"] < (by_outcome["steps"] or math.inf)
