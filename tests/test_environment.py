@@ -23,7 +23,7 @@ def test_a_registered_id_is_made():
 
 
 def test_a_file_and_a_module_are_found_without_registration(tmp_path):
-    file = tmp_path / "my_env.py"
+    file = tmp_path / "an_environment.py"
     file.write_text("from treetune import Environment\nclass Mine(Environment): pass\n")
     assert type(make(f"{file}:Mine", Task())).__name__ == "Mine"
     assert type(make(f"{__name__}:Local", Task())) is Local
