@@ -19,7 +19,7 @@ def running(app: web.Application, **options: bool) -> Iterator[int]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, **options)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, **options)  # 0 would wait for any handler
 
     async def listen() -> int:
         await runner.setup()

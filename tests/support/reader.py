@@ -162,13 +162,19 @@ class Reader:
         treetune: Callable[..., command_line.Result],
         environment: dict[str, str],
         why_not: Callable[[str], str | None] = why_not,
+        python: Callable[[Path, list[str]], command_line.Result] | None = None,
     ) -> None:
+        """`treetune` runs the command, and `python` a program; without it, programs run in this process."""
         self.page, self.folder, self.treetune, self.why_not = page, folder, treetune, why_not
+        self.python = python or self._run_here
         if not (folder / "examples").exists():
             (folder / "examples").symlink_to(ROOT / "examples")
         self.environment = {"COLUMNS": "100", "HOME": str(folder / "home"), **environment}
         self.ports: dict[str, int] = {}
         self.printed = ""
+
+    def _run_here(self, program: Path, arguments: list[str]) -> command_line.Result:
+        return command_line.run_script(self.folder, program, arguments, self.environment)
 
     def read(self) -> None:
         """Goes through the page."""
@@ -239,8 +245,7 @@ class Reader:
         if words[0] == "treetune":
             self._check(command, self.treetune(*words[1:], **self.environment), block)
         elif words[0] == "python":
-            program = self.folder / words[1]
-            self._check(command, command_line.run_script(self.folder, program, words[2:], self.environment), block)
+            self._check(command, self.python(self.folder / words[1], words[2:]), block)
 
     def _check(self, command: str, done: command_line.Result, block: Block) -> None:
         expected = int(told[1]) if (told := re.search(r"# exits with (\d+)", command)) else 0
@@ -293,14 +298,21 @@ def read_with(python: Path, page: Path, folder: Path, left_out: str, environment
     places = [str(folder / "bin"), str(python.parent), os.environ["PATH"]]
     environment = {**environment, "PATH": os.pathsep.join(places), "PYTHONPATH": str(ROOT / "src")}
 
-    def treetune(*arguments: str, **environment: str) -> command_line.Result:
-        command = [python, "-m", "treetune", *arguments]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, **environment})
+    def run(arguments: list[str], environment: dict[str, str]) -> command_line.Result:
+        variables = {**os.environ, **environment}
+        done = subprocess.run([python, *arguments], cwd=folder, capture_output=True, text=True, env=variables)
         return command_line.Result(done.returncode, done.stdout, done.stderr)
 
-    Reader(
-        page, folder, treetune, environment, lambda command: left_out if re.match(left_out, command) else None
-    ).read()
+    def treetune(*arguments: str, **environment: str) -> command_line.Result:
+        return run(["-m", "treetune", *arguments], environment)
+
+    def program(file: Path, arguments: list[str]) -> command_line.Result:
+        return run([str(file), *arguments], reader.environment)
+
+    reader = Reader(
+        page, folder, treetune, environment, lambda command: left_out if re.match(left_out, command) else None, program
+    )
+    reader.read()
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
