@@ -255,9 +255,9 @@ class Session:
         self.counts["prompt_tokens"] += len(prompt.ids)
         self.counts["completion_tokens"] += len(ids)
         message = chat.read(prompt._replace(prefix=""), ids, number, sampling.stop)
-        told = message if plain else split_reasoning(message, begins_thought(prompt))
+        shown = message if plain else split_reasoning(message, begins_thought(prompt))
         finish = "tool_calls" if message.get("tool_calls") and sampled.finish == "stop" else sampled.finish
-        reply = Reply(told, finish, len(prompt.ids), len(ids), number)
+        reply = Reply(shown, finish, len(prompt.ids), len(ids), number)
         if sampled.ids is None:
             self.counts["without_ids"] += 1
             return Sample(reply, None, found)
