@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+from raising import raises_code
 from serving import served
 
 from treetune import Contract, Environment, Limits, Outcome, Step, Task, Taskset, run_rollout, tool
@@ -293,3 +294,18 @@ class Up(Environment):
     def step(self, action):
         return Step("go on", reward=1.0)
 """
+
+
+@pytest.mark.parametrize(
+    "value", [{"credit": "turns"}, {"max_turns": "7"}, {"turn_discount": 3}, {"max_tool_calls": -1}]
+)
+def test_a_contract_in_python_has_the_values_that_a_config_may_have(value):
+    class Wrong(Taskset):
+        CONTRACT = Contract(**value)
+
+        def load_tasks(self):
+            yield Task(prompt="a")
+
+    taskset = Wrong()
+    with raises_code("environment", *value):
+        taskset.contract_of(taskset[0])

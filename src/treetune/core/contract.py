@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -152,6 +153,19 @@ class Contract(Limits, frozen=True, kw_only=True, forbid_unknown_fields=False):
             remedy = "declare credit: turn, or leave credit_discount out"
             raise CreditError(f"credit_discount is {discount:g}, and credit by outcome has no discount", remedy=remedy)
         return credit, discount
+
+
+@lru_cache(maxsize=256)  # each rollout asks, about the same few
+def check_contract(contract: Contract) -> None:
+    """Raise if a contract declared in Python has a value that a config could not have."""
+    try:
+        msgspec.convert(asdict(contract), Contract)
+    except msgspec.ValidationError as error:
+        reason, _, name = str(error).rstrip("`").partition(" - at `$.")
+        value = getattr(contract, name, None)
+        remedy = "correct the CONTRACT of the environment or the taskset"
+        raise EnvironmentFault(f"{name} of a contract is {value!r}: {reason.replace('`', '')}", remedy=remedy) from None
+    _ = contract.turn_credit  # raises if the two do not go together
 
 
 def override_by_config(taskset: Any) -> Contract:

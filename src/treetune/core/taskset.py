@@ -19,7 +19,7 @@ import msgspec
 from treetune.config.code_files import parse_again
 from treetune.config.plugins import absolute_spec, folders_of
 from treetune.config.trust import USER, Origin, current_origin, names_from
-from treetune.core.contract import SCORED_ALONE, Contract, override_by_config
+from treetune.core.contract import SCORED_ALONE, Contract, check_contract, override_by_config
 from treetune.core.draws import ConfigT, Draws, TaskT
 from treetune.core.finding import Flaw
 from treetune.core.score import UNCHECKED, VALID, Score, Verdict, invalid
@@ -254,7 +254,7 @@ class Taskset(Draws[TaskT, ConfigT]):
         if declared.max_turns == 1 and self.offers_tools(task):
             declared = msgspec.structs.replace(declared, max_turns=None)  # the environment takes one answer after calls
         declared = declared.override(self.CONTRACT).of_task(task)
-        _ = declared.turn_credit  # raises if it is impossible
+        check_contract(declared)
         return msgspec.structs.replace(declared, group_score=self.scores_group_of(task))
 
     def environment_spec(self, env_class: str) -> str:
