@@ -10,6 +10,7 @@ import openai
 import pytest
 from gateway_playing import BASH, check_exact, playing
 from openai import AsyncOpenAI
+from scripted_engine import make_tokenizer
 
 plain_and_streamed = pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
 BASH_OF_ANTHROPIC = {"name": "bash", "description": "Run.", "input_schema": BASH["function"]["parameters"]}
@@ -90,7 +91,8 @@ def test_responses(engine, stream):
 
 @plain_and_streamed
 def test_messages(engine, stream):
-    """As Claude Code uses them: the cache mark moves, texts become blocks, and its billing line is new in each call."""
+    """As Claude Code uses them: cache marks move, texts become blocks and blocks texts, system messages are in the
+    middle, and its billing line is new in each call."""
     anthropic = pytest.importorskip("anthropic")
 
     async def play():
@@ -105,6 +107,10 @@ def test_messages(engine, stream):
                 sent[-1]["content"][-1]["cache_control"] = {"type": "ephemeral"}
                 billing = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1; cch={number:05};"}
                 system = [billing, {"type": "text", "text": "be good", "cache_control": {"type": "ephemeral"}}]
+                reminder = {"role": "system", "content": "Work in /tmp."}
+                if number == 0:
+                    reminder["content"] = [{**system[1], "text": reminder["content"]}]
+                sent.insert(1, reminder)
                 options = {"model": "m", "max_tokens": 500, "system": system, "messages": sent}
                 options["tools"] = [BASH_OF_ANTHROPIC]
                 if stream:
@@ -199,7 +205,7 @@ def test_an_answer_that_is_cut_off_in_a_call_is_delivered_and_trained(engine):
 
 @plain_and_streamed
 def test_googles_api(engine, stream):
-    """Over plain HTTP, with the fields in both spellings of its SDKs."""
+    """Over plain HTTP, with the fields in both spellings of its SDKs. The model sees the text of an `output`."""
     import aiohttp
 
     async def play():
@@ -234,6 +240,8 @@ def test_googles_api(engine, stream):
                 ]
                 contents.append({"role": "user", "parts": results or [{"text": "Go on."}]})
             check_exact(engine, [only_sequence(session)], 8)
+            last = make_tokenizer("calls:hermes").decode(engine.memory()["begun"][-1]["prompt"])
+            assert "<start>tool\nok<end>" in last
             counted = {"contents": contents}
             async with http.post(f"{place.base}/v1beta/models/x:countTokens", json=counted, headers=headers) as found:
                 assert (await found.json())["totalTokens"] > 50

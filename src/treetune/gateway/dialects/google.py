@@ -100,8 +100,9 @@ def _read_content(content: Body, at: int) -> list[Message]:
             function = {"name": str(made["name"]), "arguments": encode(made.get("args") or {}).decode()}
             calls.append({"id": made.get("id"), "type": "function", "function": function})
         elif (given := part.get("functionResponse")) is not None:
-            text = encode(given.get("response") or {}).decode()
-            name = str(given["name"])
+            name, response = str(given["name"]), given.get("response") or {}
+            text = response["output"] if response.keys() == {"output"} else response
+            text = text if isinstance(text, str) else encode(text).decode()
             results.append({"role": "tool", "name": name, "tool_call_id": given.get("id"), "content": text})
         elif not part.get("thought"):
             texts.append(_text(part))
