@@ -197,17 +197,8 @@ class _GatewayApp(JsonApp):
         asked = _Asked(session, dialect, call, digest, retries.strip() not in (b"", b"0"))
         if call.stream:
             return _stream(asked, request)
-        asking = asyncio.ensure_future(session.ask(call, digest, asked.is_retry))
-        leaving = asyncio.ensure_future(request.receive())
-        try:
-            await asyncio.wait((asking, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if leaving.done():
-                session.counts["abandoned"] += 1
-                raise HttpError(499, "abandoned", "the client has left")
-            return dialect.write(call, session.deliver(asking.result(), digest))
-        finally:
-            leaving.cancel()
-            await _cancel(asking)
+        sample = await session.ask(call, digest, asked.is_retry, on_leave=request.on_leave)
+        return dialect.write(call, session.deliver(sample, digest))
 
 
 async def _stream(asked: _Asked, request: HttpRequest) -> http_app.Events:
@@ -220,10 +211,8 @@ async def _stream(asked: _Asked, request: HttpRequest) -> http_app.Events:
         waiting.append(part)
         changed.set()
 
-    asking = asyncio.ensure_future(session.ask(asked.call, asked.digest, asked.is_retry, hear))
-    leaving = asyncio.ensure_future(request.receive())
-    for task in (asking, leaving):
-        task.add_done_callback(lambda _: changed.set())
+    asking = asyncio.ensure_future(session.ask(asked.call, asked.digest, asked.is_retry, hear, request.on_leave))
+    asking.add_done_callback(lambda _: changed.set())
     events, shown = asked.dialect.events(asked.call), _Shown()
     quiet = loop.call_later(QUIET_SECONDS, hear, None)
     try:
@@ -231,9 +220,6 @@ async def _stream(asked: _Asked, request: HttpRequest) -> http_app.Events:
         while not asking.done():
             await changed.wait()
             changed.clear()
-            if leaving.done():
-                session.counts["abandoned"] += 1
-                return
             if waiting:
                 head = b"" if begun else events.begin()
                 begun = True
@@ -241,9 +227,6 @@ async def _stream(asked: _Asked, request: HttpRequest) -> http_app.Events:
                 waiting.clear()
                 quiet.cancel()
                 quiet = loop.call_later(QUIET_SECONDS, hear, None)
-        if leaving.done():
-            session.counts["abandoned"] += 1
-            return
         last = (b"" if begun else events.begin()) + shown.write(events, waiting)
         try:
             reply = session.deliver(asking.result(), asked.digest, shown.content)
@@ -255,7 +238,6 @@ async def _stream(asked: _Asked, request: HttpRequest) -> http_app.Events:
         yield last + shown.write(events, shown.missing(reply)) + b"".join(events.end(reply))
     finally:
         quiet.cancel()
-        leaving.cancel()
         await _cancel(asking)
 
 

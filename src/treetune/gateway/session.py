@@ -14,6 +14,7 @@ import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -77,11 +78,23 @@ class _Prepared(NamedTuple):
     parent: Piece | None
 
 
-class _Shared:
+class _UnderWay:
     """A call under way, and the number of requests that wait for it: the first, and retries of an SDK."""
 
-    def __init__(self, task: asyncio.Task[Sample]) -> None:
-        self.task, self.waiting = task, 0
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.task, self.waiting = task, 1
+        self.answer: asyncio.Future[Sample] = task.get_loop().create_future()
+
+    def fail(self, error: HttpError) -> None:
+        self.answer.set_exception(error)
+        self.answer.exception()  # perhaps no retry waits for it
+
+    def stop(self, error: HttpError) -> None:
+        if not self.answer.done():
+            self.fail(error)
+            self.task.cancel()
 
 
 class Session:
@@ -106,53 +119,70 @@ class Session:
         """Why it failed."""
         self.ends_at = time.monotonic() + limits.seconds
         self._behind = behind
-        self._number = self._under_way = 0
-        self._tasks: set[asyncio.Task[Sample]] = set()
-        self._shared: dict[bytes, _Shared] = {}
+        self._number = 0
+        self._is_closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._under_way: set[_UnderWay] = set()
+        self._shared: dict[bytes, _UnderWay] = {}
+        """Those that a retry may join, by the digest of their request."""
         self._replies: OrderedDict[bytes, Sample] = OrderedDict()
         """Delivered replies, by the digest of their request."""
 
     async def ask(
-        self, call: Call, digest: bytes, is_retry: bool = False, hear: Callable[[Part], None] | None = None
+        self,
+        call: Call,
+        digest: bytes,
+        is_retry: bool = False,
+        hear: Callable[[Part], None] | None = None,
+        on_leave: Callable[[Callable[[], None]], None] | None = None,
     ) -> Sample:
         """Answer a call. `digest` is that of the request: a retry gets the answer of the request that it repeats. With
-        `hear`, parts of the answer are passed on while they are sampled."""
+        `hear`, parts of the answer are passed on while they are sampled. `on_leave` receives what to call if the client
+        leaves."""
         if is_retry and (known := self._replies.get(digest)) is not None:
             self.counts["replayed"] += 1
             return known
-        shared = self._shared.get(digest) if is_retry and hear is None else None
-        if shared is not None:
+        if is_retry and hear is None and (shared := self._shared.get(digest)) is not None:
             self.counts["joined"] += 1
-        else:
-            self._check()
-            task = asyncio.create_task(self._sample(call, hear))
-            self._tasks.add(task)
-            task.add_done_callback(self._end)
-            shared = _Shared(task)
-            if hear is None:
-                self._shared[digest] = shared
-        shared.waiting += 1
+            shared.waiting += 1
+            if on_leave is not None:
+                on_leave(partial(self._leave, shared))
+            return await asyncio.shield(shared.answer)
+        self._check()
+        own = _UnderWay()
+        self._under_way.add(own)
+        if hear is None:
+            self._shared[digest] = own
+        if on_leave is not None:
+            on_leave(partial(self._leave, own))
         try:
-            return await asyncio.shield(shared.task)
+            own.answer.set_result(await self._sample(call, hear))
+        except asyncio.CancelledError:
+            if not own.answer.done():
+                own.answer.cancel()
+                raise
+            own.task.uncancel()  # it was stopped
         except HttpError as error:
             if error.status >= 500:
                 self.failed.add(digest)
                 self.failures.add(str(error))
-            raise
-        except asyncio.CancelledError:
-            if shared.task.cancelled() and self.over is not None:
-                raise self._refusal() from None
-            raise
+            own.fail(error)
         finally:
-            shared.waiting -= 1
-            if not shared.waiting:
-                shared.task.cancel()
-                if self._shared.get(digest) is shared:
-                    del self._shared[digest]
+            self._under_way.discard(own)
+            if self._shared.get(digest) is own:
+                del self._shared[digest]
+        return own.answer.result()
+
+    def _leave(self, call: _UnderWay) -> None:
+        """A client has left. Its call is cancelled if no other waits for it."""
+        self.counts["abandoned"] += 1
+        call.waiting -= 1
+        if not call.waiting:
+            call.stop(HttpError(499, "abandoned", "the client has left"))
 
     def deliver(self, sample: Sample, digest: bytes, content: str | None = None) -> Reply:
         """Record an answer that is about to be sent. `content` is what a stream has sent already."""
-        if self.over is not None and not sample.is_delivered:
+        if self._is_closed and not sample.is_delivered:
             raise self._refusal()
         reply = sample.reply
         if not sample.is_delivered:
@@ -180,9 +210,11 @@ class Session:
 
     def close(self, why: str = "the session is closed") -> None:
         """Take no more calls, and cancel those under way."""
-        self.over = self.over or why
-        for task in list(self._tasks):
-            task.cancel()
+        self.over, self._is_closed = self.over or why, True
+        for call in list(self._under_way):
+            call.stop(self._refusal())
+        if self._timer is not None:
+            self._timer.cancel()
 
     def tokens(self, kinds: Collection[Kind] = TRAINED) -> Tokens:
         """The sequences of these kinds, the main agent's longest one last."""
@@ -208,19 +240,23 @@ class Session:
                 self.over = f"its time limit of {limits.seconds:g} seconds is over"
         if self.over is not None:
             raise self._refusal()
-        if self._under_way >= limits.parallel:
+        if len(self._under_way) >= limits.parallel:
             raise Refused(429, f"{limits.parallel} calls are under way, which is the maximum", "rate_limit_error")
+        if self._timer is None:
+            self._watch_time()
         self.counts["calls"] += 1
-        self._under_way += 1
+
+    def _watch_time(self) -> None:
+        """Close the session when its time is over."""
+        if (left := self.ends_at - time.monotonic()) > 0:
+            self._timer = asyncio.get_running_loop().call_later(left + 0.001, self._watch_time)
+        else:
+            self.close(f"its time limit of {self.limits.seconds:g} seconds is over")
 
     async def _sample(self, call: Call, hear: Callable[[Part], None] | None) -> Sample:
         number, self._number = self._number, self._number + 1
         try:
-            async with asyncio.timeout(self.ends_at - time.monotonic()):
-                return await self._answer(call, number, hear)
-        except TimeoutError:
-            self.close(f"its time limit of {self.limits.seconds:g} seconds is over")
-            raise self._refusal() from None
+            return await self._answer(call, number, hear)
         except ContextFullError as error:
             raise Refused(400, error.message, "context_length_exceeded") from error
         except UsageError as error:
@@ -230,13 +266,6 @@ class Session:
         except Exception as error:
             self.counts["upstream_failures"] += 1
             raise Refused(502, reason_of(error), "upstream_error") from error
-
-    def _end(self, task: asyncio.Task[Sample]) -> None:
-        # Not in `_sample`, which never begins if it is cancelled at once.
-        self._under_way -= 1
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # the client may be gone, and then no one asks for it
 
     async def _answer(self, call: Call, number: int, hear: Callable[[Part], None] | None) -> Sample:
         self.notes.update(call.ignored)

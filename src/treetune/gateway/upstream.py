@@ -146,34 +146,30 @@ class HttpSampler:
     async def _send(
         self, method: str, path: str, payload: bytes, hear: Callable[[bytes], None] | None
     ) -> tuple[int, bytes]:
-        head = f"{method} {self._path}{path} HTTP/1.1\r\n{self._headers}Content-Length: {len(payload)}\r\n\r\n"
+        head = f"{method} {self._path}{path} HTTP/1.1\r\n{self._headers}Content-Length: {len(payload)}\r\n\r\n".encode()
         while True:
             connection, is_used = await self._connect()
+            timer = asyncio.get_running_loop().call_later(self._seconds, self._give_up, connection)
             try:
-                async with asyncio.timeout(self._seconds):
-                    answer = await connection.ask(head.encode(), payload, hear)
-            except TimeoutError:
-                connection.transport.abort()
-                raise PolicyError(f"the engine did not answer within {self._seconds:g} seconds") from None
-            except PolicyError:
-                connection.transport.abort()
-                if is_used and not connection.has_heard:
-                    continue  # it was closed while it was idle
-                raise
-            except BaseException:
-                connection.transport.abort()  # the engine stops
-                raise
-            if connection.is_alive and len(self._idle) < _MOST_IDLE:
-                self._idle.append(connection)
-            else:
-                connection.transport.abort()
-            return answer
+                return await connection.ask(head, payload, hear)
+            except _ClosedError:
+                if not is_used or connection.has_heard:
+                    raise  # else it was closed while it was idle
+            finally:
+                timer.cancel()
+                if connection.is_free and len(self._idle) < _MOST_IDLE:
+                    self._idle.append(connection)
+                else:
+                    connection.transport.abort()  # the engine stops
+
+    def _give_up(self, connection: _Connection) -> None:
+        connection.fail(PolicyError(f"the engine did not answer within {self._seconds:g} seconds"))
 
     async def _connect(self) -> tuple[_Connection, bool]:
         """A connection, and whether it was used before."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_alive:
+            if connection.is_free:
                 return connection, True
         place = f"{self._host}:{self._port}"
         try:
@@ -235,16 +231,21 @@ class _Answer:
         return Sampled(ids, logprobs, self._finish, versions, "".join(self._text))
 
 
+class _ClosedError(PolicyError):
+    """The engine closed a connection before its answer was complete."""
+
+
 class _Connection(asyncio.Protocol):
     """One connection to the engine, with one request at a time."""
 
     transport: asyncio.Transport
+    _done: asyncio.Future[tuple[int, bytes]] | None = None
 
     def __init__(self) -> None:
-        self.is_alive = True
+        self.is_free = True
+        """Whether it can take a request."""
         self.has_heard = False
         """Whether an answer to the last request has begun."""
-        self._done: asyncio.Future[tuple[int, bytes]] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -253,15 +254,19 @@ class _Connection(asyncio.Protocol):
         self, head: bytes, payload: bytes, hear: Callable[[bytes], None] | None
     ) -> asyncio.Future[tuple[int, bytes]]:
         self._parser, self._hear = httptools.HttpResponseParser(self), hear
-        self._body, self._size, self.has_heard = bytearray(), 0, False
+        self._body, self._size, self.has_heard, self.is_free = bytearray(), 0, False, False
         self._done = asyncio.get_running_loop().create_future()
-        self.transport.writelines((head, payload))
+        if self.transport.is_closing():
+            self.connection_lost(None)
+        else:
+            self.transport.writelines((head, payload))
         return self._done
 
     def data_received(self, data: bytes) -> None:
         self.has_heard = True
         self._size += len(data)
-        if self._done is None or self._done.done():
+        if self.is_free or self._done is None or self._done.done():
+            self.is_free = False
             self.transport.abort()  # it sends without being asked
             return
         try:
@@ -269,11 +274,9 @@ class _Connection(asyncio.Protocol):
                 raise PolicyError(f"it is larger than {MOST_BYTES >> 20} MB")
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
-            self._fail(error.__context__ if isinstance(error.__context__, Exception) else error)
-            self.transport.abort()
+            self.fail(error.__context__ if isinstance(error.__context__, Exception) else error)
         except (httptools.HttpParserError, PolicyError) as error:
-            self._fail(PolicyError(f"the engine sent no HTTP answer: {error}"))
-            self.transport.abort()
+            self.fail(PolicyError(f"the engine sent no HTTP answer: {error}"))
 
     def on_body(self, data: bytes) -> None:
         self._body += data
@@ -286,14 +289,14 @@ class _Connection(asyncio.Protocol):
                 self._hear(bytes(event))
 
     def on_message_complete(self) -> None:
-        self.is_alive = self.is_alive and self._parser.should_keep_alive()
+        self.is_free = self._parser.should_keep_alive()
         if self._done is not None and not self._done.done():
             self._done.set_result((self._parser.get_status_code(), bytes(self._body)))
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.is_alive = False
-        self._fail(PolicyError(f"the engine closed the connection before its answer was complete: {error or 'end'}"))
+        self.is_free = False
+        self.fail(_ClosedError(f"the engine closed the connection before its answer was complete: {error or 'end'}"))
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         if self._done is not None and not self._done.done():
             self._done.set_exception(error)

@@ -42,10 +42,13 @@ _CLOSE = (b"connection", b"close")
 class HttpRequest:
     """One HTTP request."""
 
-    __slots__ = ("accept", "arriving", "body", "content_type", "headers", "held", "name", "path", "receive")
+    __slots__ = ("accept", "arriving", "body", "content_type", "headers", "held", "name", "on_leave", "path", "receive")
 
-    def __init__(self, path: str, receive: Receive, arriving: bool, headers: Headers) -> None:
-        self.path, self.receive, self.headers = path, receive, headers
+    def __init__(self, scope: Scope, receive: Receive, arriving: bool) -> None:
+        self.path, self.receive = scope["path"], receive
+        self.headers: Headers = scope["headers"]
+        self.on_leave: Callable[[Callable[[], None]], None] = scope["on_leave"]
+        """Takes a function that is called if the client closes the connection before its answer is sent."""
         self.arriving = arriving
         """The body has not been read completely."""
         self.name = "http.other"
@@ -126,7 +129,7 @@ class JsonApp:
             await _run_mounted(mounted, scope, receive, send)
             return
         method = scope["method"]
-        request = HttpRequest(scope["path"], receive, method == "POST", scope["headers"])
+        request = HttpRequest(scope, receive, method == "POST")
         began, kind = time.perf_counter(), None
         status = 200
         try:

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import uvicorn
@@ -142,6 +142,22 @@ class _Connection(_Writing, HttpToolsProtocol):
     """Bytes of content in the latest data."""
     _has_body_to_come = False
     """The head of a request has arrived, but not the end of its body."""
+    _leave: Callable[[], None] | None = None
+    """What to call if the client leaves before the request has its answer."""
+    _is_lost = False
+
+    def on_leave(self, leave: Callable[[], None]) -> None:
+        if self._is_lost:
+            leave()
+        else:
+            self._leave = leave
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._is_lost = True
+        if self._leave is not None:
+            self._leave()
+            self._leave = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, _JoinedWrites(transport)))
@@ -165,6 +181,7 @@ class _Connection(_Writing, HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["on_leave"] = self.on_leave  # type: ignore[typeddict-unknown-key]
         self._extra = 0
         if not self._is_refused:
             self.arriving_since = time.monotonic()
@@ -193,6 +210,7 @@ class _Connection(_Writing, HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._leave = None
         if self._has_body_to_come and self.cycle.response_complete:
             self.transport.close()  # it was answered before it had arrived; the rest is not read
 
