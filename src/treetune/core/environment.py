@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import msgspec
 
 from treetune.chat.calls import ToolCall
-from treetune.chat.message import Message
+from treetune.chat.message import Message, text_of
 from treetune.config.plugins import environments
 from treetune.config.trust import Origin, current_origin
 from treetune.core.contract import Contract
@@ -30,6 +30,7 @@ from treetune.errors import EnvironmentFault, TreetuneError, UsageError
 if TYPE_CHECKING:
     import asyncio
 
+    from treetune.core.agent import AgentMachine, AgentNeeds
     from treetune.core.trace import Trace
 
 ContentType = Literal["text", "json", "messages", "image"]
@@ -178,6 +179,9 @@ class Environment:
     tool_methods: ClassVar[tuple[str, ...]] = ()
     """The methods marked with `@tool`."""
 
+    agent: AgentNeeds | None = None
+    """What the agent that plays the episode needs of its machine; None if no agent plays it. Set before `start`."""
+
     task: Task
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -210,6 +214,24 @@ class Environment:
     def step(self, action: Action) -> Any:
         """Return a `Step` for the policy's action."""
         raise NotImplementedError(f"{type(self).__name__} has no step()")
+
+    def problem(self) -> str:
+        """Return the problem for an agent, which has a loop of its own: without this environment's rules for actions.
+        By default, the text of the task's prompt."""
+        texts = [text_of(message.get("content")) for message in self.task.messages]
+        if None in texts:
+            raise EnvironmentFault("the prompt has images, and an agent is given text")
+        return "\n\n".join(filter(None, texts))
+
+    @property
+    def machine(self) -> AgentMachine | None:
+        """The machine that an agent acts on, once the episode has started."""
+        return None
+
+    def hand_in(self, answer: str) -> Any:
+        """Return the action that hands in what an agent answered. It must end the episode. Override it if episodes have
+        several turns."""
+        return answer
 
     def close(self) -> Any:
         """Release resources. Always called, whatever happened in the episode."""

@@ -127,6 +127,39 @@ class Timing(msgspec.Struct):
     """When it began, in seconds since 1970; None if unknown."""
 
 
+class Lineage(msgspec.Struct, kw_only=True):
+    """A conversation between an agent and its model: what it is to the agent, and where it comes from."""
+
+    kind: str
+    """`main`, `compaction`, `sub-agent` or `side`."""
+    calls: list[int]
+    """Its calls, as positions in `AgentRecord.calls`, from the first."""
+    trained: list[int]
+    """The calls whose tokens are trained in this sequence. The others are trained in an earlier one."""
+    origin: int | None = None
+    """The call after which the agent changed its history and this sequence began; None if it began by itself."""
+    model: str = ""
+    """The model that the agent named."""
+
+
+class AgentRecord(msgspec.Struct, kw_only=True):
+    """What an agent and its model said to each other. The turns of the trace have only what the agent handed in."""
+
+    name: str
+    calls: list[Turn] = []
+    """The calls of the model, in the order in which they were made."""
+    lineage: list[Lineage] = []
+    """The conversations: first one for each sequence of the trace's tokens, then the side calls."""
+    counts: dict[str, int] = {}
+    """The number of `calls`, of retries that were `replayed` or `joined`, and other counts of the session."""
+    notes: dict[str, int] = {}
+    """What the agent asked for and did not get, with the number of calls."""
+    over: str | None = None
+    """The limit that ended its session, if one did."""
+    on_machine: bool = False
+    """Whether it acted on a machine, whose final state is gone: such a rollout cannot be scored again."""
+
+
 class Judgement(msgspec.Struct, kw_only=True):
     model: str
     """The model that was asked."""
@@ -168,7 +201,7 @@ def record(judgements: Iterable[Judgement]) -> None:
         kept.extend(judgements)
 
 
-POLICY_FIELDS = ("model", "usage", "retries", "tokens", "timing", "version", "last_version", "stale")
+POLICY_FIELDS = ("model", "usage", "retries", "agent", "tokens", "timing", "version", "last_version", "stale")
 """The fields of a trace that depend only on the policy. Rescoring leaves them unchanged."""
 
 
@@ -231,6 +264,8 @@ class Trace(msgspec.Struct, kw_only=True):
     `judgements`."""
     timing: Timing = msgspec.field(default_factory=Timing)
     """Seconds per phase."""
+    agent: AgentRecord | None = None
+    """The calls of the agent that played it, if one did."""
     tokens: Tokens | None = None
     """Set if the policy returns token ids. It is the last field, so that everything before it in a line is text."""
 

@@ -18,6 +18,7 @@ import msgspec
 
 from treetune.chat.calls import ToolCall, call_message, read_calls
 from treetune.chat.message import without_surrogates
+from treetune.core.agent import AgentNeeds, AgentRun, Assignment
 from treetune.core.contract import MOST_TURNS, Contract, Limits
 from treetune.core.environment import Action, Environment, Observation, SingleTurn, Sink, Step, check_step, show_to
 from treetune.core.score import finite, total
@@ -115,10 +116,12 @@ class Episode:
         until: float | None = None,
         recorded: Recorded | None = None,
         in_group: bool = False,
+        needs: AgentNeeds | None = None,
     ) -> None:
         """`until` is the loop's time at which the whole episode must end; by default, `limits.timeout` applies to each
         call. With `recorded` calls, tools that do not belong to the environment or taskset are not run again. Set
-        `in_group` if the caller scores the episode with others by the taskset's `score_group`."""
+        `in_group` if the caller scores the episode with others by the taskset's `score_group`, and `needs` if an agent
+        plays it."""
         self._taskset, self._task = taskset, task
         self._limits = limits or Limits()
         self.contract = Contract()
@@ -127,7 +130,7 @@ class Episode:
         self._environment: Environment | None = None
         """None until it is made, and after it is closed, so that its memory can be freed."""
         self._closing: asyncio.Future[None] | None = None
-        self._recorded, self._in_group = recorded, in_group
+        self._recorded, self._in_group, self._needs = recorded, in_group, needs
         self._toolbox: Toolbox | None = None
         """None if there are no tools."""
         self.tools: list[dict[str, Any]] = []
@@ -150,10 +153,8 @@ class Episode:
         """The error from closing the environment, if any. It does not affect the reward."""
 
     @classmethod
-    async def start(
-        cls, taskset: Taskset[Any, Any], task: Task, limits: Limits | None = None, in_group: bool = False
-    ) -> Self:
-        episode = cls(taskset, task, limits, in_group=in_group)
+    async def start(cls, taskset: Taskset[Any, Any], task: Task, limits: Limits | None = None, **how: Any) -> Self:
+        episode = cls(taskset, task, limits, **how)
         await episode.begin()
         return episode
 
@@ -184,6 +185,7 @@ class Episode:
             made, self._environment = self._environment, None
             problem = f"{taskset.name}.environment() returned a {type(made).__name__}"
             raise EnvironmentFault(problem, remedy="return a treetune.Environment")
+        self._environment.agent = self._needs
         contract = taskset.contract_of(task, type(self._environment))
         if (most := contract.until()) is not None:
             self.until = most if self.until is None else min(most, self.until)
@@ -223,6 +225,25 @@ class Episode:
     async def step(self, action: Any) -> Step:
         """Play an action and return the step. Wait for it before sending the next action."""
         return await self.play_turn(_make_readable(Action.of(action)))
+
+    def assign(self, **more: Any) -> Assignment:
+        """What an agent that plays this episode is given."""
+        assert self._environment is not None
+        if self.tools:
+            raise UsageError(f"{self._taskset.name} has tools, which an agent cannot call", remedy="play it without one")
+        return Assignment(self._environment.problem(), self._task, self._environment.machine, **more)
+
+    async def hand_in(self, run: AgentRun) -> Step:
+        """Play the step with what an agent left."""
+        if (environment := self._environment) is None:
+            raise UsageError("this episode is over", remedy="start another")
+        left = None if run.forfeit is not None else environment.hand_in(run.answer)
+        step = self._end_by(InvalidAction(str(run.forfeit))) if left is None else await self.step(left)
+        await self.close()
+        if not step.done:
+            problem = f"an agent hands in one answer, and {type(environment).__name__} has several turns"
+            raise UsageError(problem, remedy="override `hand_in` in it, or play it without an agent")
+        return step
 
     async def call(self, name: str, arguments: dict[str, Any], id: str) -> Step:
         """Play a step that calls one tool. An environment that runs calls itself gets the call as a message."""

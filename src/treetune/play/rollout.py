@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from treetune.chat.calls import with_calls
 from treetune.chat.message import Message, begins_answer, without_surrogates
 from treetune.chat.tokens import Tokens
+from treetune.core.agent import Agent
 from treetune.core.contract import Limits
 from treetune.core.environment import Action, Step
 from treetune.core.policy import Completion, Policy, Request, RetryCount, Sampling, Usage, check_continues
@@ -145,7 +146,9 @@ class Rollout:
     async def run(self) -> Trace:
         trace, began, staleness = self.trace, time.perf_counter(), self._staleness
         self._until, trace.timing.began = self._limits.until(), time.time()
-        self._episode = Episode(self._taskset, trace.task, self._limits, self._until, self._recorded, in_group=True)
+        needs = self._policy.needs if isinstance(self._policy, Agent) else None
+        played = self._taskset, trace.task, self._limits, self._until, self._recorded
+        self._episode = Episode(*played, in_group=True, needs=needs)
         try:
             if staleness is None:
                 await self._play()
@@ -168,7 +171,28 @@ class Rollout:
         self.trace.turn_discount = self._episode.contract.discount
         self.trace.credit, self.trace.credit_discount = self._episode.contract.turn_credit
         self.trace.tools = self._episode.tools
-        await play_turns(self._answer, self._step, self._observe)
+        if isinstance(self._policy, Agent):
+            await self._play_agent(self._policy)
+        else:
+            await play_turns(self._answer, self._step, self._observe)
+
+    async def _play_agent(self, agent: Agent) -> None:
+        """Have an agent play the episode, and hand in what it left."""
+        trace, turn, began = self.trace, Turn(observed=self._observed or []), time.perf_counter()
+        trace.turns.append(turn)
+        given = self._episode.assign(sampling=self._sampling, key=self._key, weights=self._weights)
+        self._phase = "policy"
+        try:
+            run = await with_deadline(agent.play(given), self._limits, self._until)
+        finally:
+            trace.timing.policy = turn.policy_seconds = time.perf_counter() - began
+        run.write_to(trace)
+        turn.message = {"role": "assistant", "content": without_surrogates(run.answer)}
+        turn.finish_reason = "length" if run.truncated else "stop"
+        self._phase, began = "environment", time.perf_counter()
+        step = await self._episode.hand_in(run)
+        turn.environment_seconds = time.perf_counter() - began
+        self._observe(step)
 
     async def _answer(self) -> Action | None:
         """The policy's next action; None if the episode is over or the policy's context is full."""
@@ -231,7 +255,7 @@ class Rollout:
             sampling=self._sampling,
             task=trace.task,
             turn=len(trace.turns) - 1,
-            key=f"{trace.uid}/{trace.occurrence}/{trace.rollout}",
+            key=self._key,
             tokens=trace.tokens,
             continues=continues,
             tools=trace.tools,
@@ -270,6 +294,10 @@ class Rollout:
             f"the server of {self._policy.name} aborted {_MOST_ABORTS} calls in a row",
             remedy="pause the task server while the weights change: client.pause(), client.resume(version)",
         )
+
+    @property
+    def _key(self) -> str:
+        return f"{self.trace.uid}/{self.trace.occurrence}/{self.trace.rollout}"
 
     async def _wait(self, weights: Weights) -> None:
         """Wait until the pause is over, and extend the deadlines by the time it took."""

@@ -190,6 +190,7 @@ def container_config(image: str, limits: SandboxLimits, *arguments: str) -> dict
         "HostConfig": {
             "AutoRemove": True,
             "NetworkMode": "none",
+            "Binds": [f"{host}:{inside}:ro" for host, inside in limits.shown],
             "Memory": limits.all_memory,
             "MemorySwap": limits.all_memory,
             "PidsLimit": limits.processes + OUR_PROCESSES,

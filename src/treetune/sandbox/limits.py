@@ -49,6 +49,10 @@ class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     output_kb: Annotated[int, msgspec.Meta(ge=1)] = 1024
     """Limit in KB for standard output, and the same for standard error; a command that writes more is killed."""
 
+    shown: tuple[tuple[str, str], ...] = ()
+    """For sandboxes with a shell: further files and folders of the host that are visible inside, read-only, and their
+    paths there. Sockets work too."""
+
     @property
     def all_memory(self) -> int:
         """Bytes of memory for all processes together. Files are kept in memory, so they are included."""

@@ -91,7 +91,7 @@ def enter(plan: dict[str, Any]) -> dict[str, int]:
     if plan["base"] is not None and plan["range"]:
         os.setgroups([])
         users = make_range(plan["base"], plan["rlimits"]["nproc"])
-        shown = {path: shift_owners(path, users) for path in plan["shown"]}
+        shown = {path: shift_owners(path, users) for path in (*plan["shown"], *plan["bound"])}
         check(libc.setns(users, NEW_USER), "setns")
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
@@ -129,7 +129,7 @@ def write(path: str, content: str | bytes) -> None:
 
 def build(plan: dict[str, Any], shown: dict[str, int]) -> None:
     mount("none", "/", None, MS_REC | MS_PRIVATE)
-    sources = {path: os.open(path, os.O_PATH) for path in plan["shown"] if path not in shown}
+    sources = {path: os.open(path, os.O_PATH) for path in (*plan["shown"], *plan["bound"]) if path not in shown}
     # They are already open, because this mount covers what is in /tmp.
     mount("tmpfs", STAGE, "tmpfs", MS_NOSUID | MS_NODEV, plan["tmpfs"])
     os.mkdir(COPY)
@@ -137,15 +137,13 @@ def build(plan: dict[str, Any], shown: dict[str, int]) -> None:
         lower, upper = (f"{STAGE}/{name}{number}" for name in ("shown", "upper"))
         os.mkdir(lower)
         os.mkdir(upper)
-        if path in shown:
-            place = (MOVE_MOUNT, shown[path], b"", HERE, lower.encode(), MOVE_FROM_FD)
-            check(libc.syscall(*place), f"move_mount {path}")
-        else:
-            mount(f"/proc/self/fd/{sources[path]}", lower, None, MS_BIND)
+        attach(path, lower, shown, sources)
         os.chmod(upper, stat.S_IMODE(os.stat(lower).st_mode))
         if path not in shown:
             own_folders(lower, upper, 3 if path == plan["whole"] else 2)
         mount_overlay(number, STAGE)
+    for number, path in enumerate(plan["bound"]):
+        attach(path, f"{STAGE}/bound{number}", shown, sources)
     if plan["whole"] is not None:
         # A home for the single user of a system whose /root may belong to another user.
         os.mkdir(f"{STAGE}/home", 0o700)
@@ -162,6 +160,18 @@ def build(plan: dict[str, Any], shown: dict[str, int]) -> None:
         os.makedirs(os.path.dirname(root + path), exist_ok=True)
         write(root + path, content)
         os.chmod(root + path, mode)
+
+
+def attach(path: str, place: str, shown: dict[str, int], sources: dict[str, int]) -> None:
+    """Mount a file or folder of the host in a place. A file needs a file there, a folder a folder."""
+    if not os.path.lexists(place):
+        is_folder = stat.S_ISDIR(os.fstat(shown.get(path, sources.get(path, -1))).st_mode)
+        os.mkdir(place) if is_folder else write(place, b"")
+    if path in shown:
+        arguments = (MOVE_MOUNT, shown[path], b"", HERE, place.encode(), MOVE_FROM_FD)
+        check(libc.syscall(*arguments), f"move_mount {path}")
+    else:
+        mount(f"/proc/self/fd/{sources[path]}", place, None, MS_BIND)
 
 
 def mount_overlay(number: int, stage: str) -> None:

@@ -167,6 +167,7 @@ class BubblewrapRuntime:
             "original": process.give_monitor(original) if original is not None else None,
             "entrance": process.memory.entrance,
             **msgspec.structs.asdict(root),
+            "bound": [host for host, _ in limits.shown],
             "tmpfs": f"size={limits.disk_mb << 20},nr_inodes={limits.disk_mb * INODES_PER_MB + 4096},mode=755",
             "rlimits": bubblewrap.list_rlimits(limits, OUR_PROCESSES),
             "command": [
@@ -234,4 +235,6 @@ def _list_options(launcher: bubblewrap.Launcher, limits: SandboxLimits, root: Ro
         given += ["--bind", f"{stage}/merged{number}", "/" if folder == root.whole else folder]
     if root.whole is not None and not launcher.own_users:
         given += ["--bind", f"{stage}/home", "/root"]
+    for number, (_, inside) in enumerate(limits.shown):
+        given += ["--ro-bind", f"{STAGE}/bound{number}", inside]
     return [*given, *bubblewrap.mount_devices(limits), "--chdir", "/root"]

@@ -20,6 +20,7 @@ import shlex
 import msgspec
 
 from treetune.chat.message import Message
+from treetune.core.agent import AgentMachine
 from treetune.core.contract import Contract
 from treetune.core.environment import Action, Step
 from treetune.core.task import Task
@@ -109,13 +110,21 @@ class HarborEnvironment(ShellEnvironment):
         self._machine = Machine.of(info)
         if folder.engine:
             self._machine = msgspec.structs.replace(self._machine, image=folder.recipe.base)
-        self._shell = await self._machine.open(limits)
+        self._shell = await self._machine.open(self.widen(limits))
         files = pack(folder.recipe.files)
         if len(files) > disk_mb << 20 or await self._unpack(files) == FULL:
             why = f"the files of {folder.name} do not fit: its disk has {disk_mb} MB"
             raise EnvironmentFault(why, remedy="raise --taskset.disk_mb; files are kept in memory")
         await self.shell.record_files()
         return self.task.messages
+
+    @property
+    def machine(self) -> AgentMachine:
+        return AgentMachine(self.shell, self._folder.workdir, self._env, self._seconds_left)
+
+    def hand_in(self, answer: str) -> str:
+        self._acted = True
+        return "DONE"
 
     async def step(self, action: Action) -> Step:
         last = self.next_turn()

@@ -7,8 +7,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
+from treetune.chat.message import text_of
+from treetune.core.agent import AgentMachine
 from treetune.errors import EnvironmentFault
-from treetune.sandbox.limits import Ended, Result
+from treetune.sandbox.limits import Ended, Result, SandboxLimits
 from treetune.sandbox.shell import Shell
 from treetune.tasksets.turns import TurnEnvironment
 
@@ -32,6 +36,21 @@ class ShellEnvironment(TurnEnvironment):
     def shell(self) -> Shell:
         assert self._shell is not None
         return self._shell
+
+    def problem(self) -> str:
+        """The last message of the prompt: those before it have the rules for actions."""
+        return text_of(self.task.messages[-1].get("content")) or ""
+
+    @property
+    def machine(self) -> AgentMachine:
+        return AgentMachine(self.shell)
+
+    def widen(self, limits: SandboxLimits) -> SandboxLimits:
+        """Return the limits of the machine, with what an agent needs if one plays."""
+        if (needs := self.agent) is None:
+            return limits
+        least = {name: max(getattr(limits, name), getattr(needs, name)) for name in ("memory_mb", "processes", "disk_mb")}
+        return replace(limits, **least, shown=needs.shown)
 
     async def close(self) -> None:
         if self._shell is not None:

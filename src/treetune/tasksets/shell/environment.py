@@ -110,7 +110,7 @@ class OSInteractionEnvironment(ShellEnvironment):
         if sample.refusal is not None:
             remedy = "set scripts_root, or leave such samples out with --taskset.unsupported skip"
             raise EnvironmentFault(f"this sample cannot be served: {sample.refusal}", remedy=remedy)
-        self._shell = await share_pool(self._limits, self._machine).take()
+        self._shell = await share_pool(self.widen(self._limits), self._machine).take()
         checks_state = bool(evaluation.check) and not evaluation.has_reference
         began = (await self.run(["date", "+%s.%N"])).text.strip()
         before = await self._list_paths(PATHS) if checks_state else set()
@@ -126,6 +126,13 @@ class OSInteractionEnvironment(ShellEnvironment):
         if checks_state:
             self._made = (await self._list_paths(PATHS) - before) | await self._list_paths(CHANGED_SYSTEM.format(began))
         return self.task.messages
+
+    def problem(self) -> str:
+        asks = self.task.sample.evaluation.asks
+        return super().problem() + ("\n\nAnswer with the answer alone, without other words." if asks else "")
+
+    def hand_in(self, answer: str) -> dict[str, Any]:
+        return {"name": "answer_action", "arguments": {"answer": answer}} if answer else {"name": "finish_action"}
 
     async def step(self, action: Action) -> Step:
         last = self.next_turn()

@@ -67,6 +67,11 @@ class SampleEvaluation(msgspec.Struct, frozen=True, kw_only=True):
         return None in self.check
 
     @property
+    def asks(self) -> bool:
+        """Whether the task asks a question, and not only for something to be done."""
+        return self.has_reference or self.match is not None or self.regex is not None
+
+    @property
     def runs_scripts(self) -> bool:
         """Whether something runs on the machine after the policy."""
         return any(isinstance(check, OSScript) for check in self.check)
