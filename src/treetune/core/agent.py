@@ -41,6 +41,8 @@ class AgentMachine(NamedTuple):
     env: Mapping[str, str] = {}
     seconds: float | None = None
     """The time limit that the task sets for an agent."""
+    python: str = "python3"
+    """The Python of the machine."""
 
 
 class Assignment(NamedTuple):
@@ -64,7 +66,7 @@ class AgentRun(msgspec.Struct, kw_only=True):
     record: AgentRecord
     tokens: Tokens | None = None
     """The tokens of all its conversations; None if the model returns none."""
-    usage: Usage = Usage()
+    usage: Usage = msgspec.field(default_factory=Usage)
     warnings: list[str] = []
     truncated: bool = False
     """Whether a limit of the run ended it."""

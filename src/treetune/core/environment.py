@@ -21,6 +21,7 @@ from treetune.chat.calls import ToolCall
 from treetune.chat.message import Message, text_of
 from treetune.config.plugins import environments
 from treetune.config.trust import Origin, current_origin
+from treetune.core.agent import AgentMachine, AgentNeeds
 from treetune.core.contract import Contract
 from treetune.core.score import Rewarding, finite, judge
 from treetune.core.task import Task, fill_form
@@ -30,7 +31,6 @@ from treetune.errors import EnvironmentFault, TreetuneError, UsageError
 if TYPE_CHECKING:
     import asyncio
 
-    from treetune.core.agent import AgentMachine, AgentNeeds
     from treetune.core.trace import Trace
 
 ContentType = Literal["text", "json", "messages", "image"]

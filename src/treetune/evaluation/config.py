@@ -64,8 +64,9 @@ class TasksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class EvalConfig(TasksConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str
     """The model: `scripted:gold`, `local:PATH`, or a name that the endpoint serves."""
-    agent: str | None = None
-    """A program that plays each task and calls the model itself: a Python file, or a command line."""
+    agent: str | dict[str, Any] | None = None
+    """A program that plays each task and calls the model itself: a known agent, a Python file, a command line, or its
+    settings: command, sandbox, answer, env, limits."""
     tasks: list[Annotated[int, msgspec.Meta(ge=0)]] = []
     """Only these tasks, by index: the position in load order, which `show` and traces display. Absent: the first
     `num_tasks` of the order."""

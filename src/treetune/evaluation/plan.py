@@ -28,7 +28,7 @@ from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.tool import ToolSource
 from treetune.core.trace import Trace
-from treetune.data.rows.agent_column import needs_loop
+from treetune.data.rows.agent_column import takes_agents
 from treetune.errors import TasksetError, UsageError
 from treetune.evaluation.config import Evaluation, remember
 from treetune.evaluation.runner import Runner
@@ -136,17 +136,17 @@ class EvalPlan:
             if self.served is None:
                 refuse_without_gold(config.model, taskset)
 
-    def _check_agent(self, agent: str) -> None:
-        """Refuses an agent that cannot be started, and tasks that are more than a question."""
-        from treetune.gateway import read_command
+    def _check_agent(self, agent: str | dict[str, Any]) -> None:
+        """Refuses an agent that cannot be started, and tasks that agents cannot play."""
+        from treetune.gateway import read_agent
 
-        read_command(agent)
+        read_agent(agent)
         if self._is_elsewhere:
             raise UsageError("an agent runs in the process of the evaluation", remedy="leave out --serve and --server")
         taskset, first = self.evaluation.taskset, self.first_task()
-        if needs_loop(taskset, first) and not taskset.scores_group_of(first):
-            problem = f"{taskset.name} has several turns or tools: agents play tasks with one answer"
-            raise UsageError(problem, remedy="leave out --agent")
+        if not takes_agents(taskset, first):
+            problem = f"{taskset.name} has several turns or tools: agents play tasks with one answer, or on a machine"
+            raise UsageError(problem, remedy="leave out --agent, or override `hand_in` in the environment")
 
     def check_model(self) -> None:
         """Refuses a model that cannot be loaded, without loading it."""

@@ -187,8 +187,8 @@ class RescorePreview(Rescorer):
 
 
 def _has_answers(trace: Trace) -> bool:
-    """Whether there are answers to score. A rollout for which a judge gave no verdict has answers, too. Of an agent on a
-    machine, the answer alone says too little."""
+    """Whether there are answers to score. A rollout for which a judge gave no verdict has answers, too. The answer
+    of an agent says too little if its machine is gone."""
     if trace.agent is not None and trace.agent.on_machine:
         return False
     return trace.failure is None or trace.failure.type == JudgeError.__name__

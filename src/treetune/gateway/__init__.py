@@ -8,27 +8,33 @@
 
 `server` receives requests, `dialects/` reads and writes them, `session` is one rollout of an agent, `pieces` the tree
 of its tokens, `prompts` writes calls as tokens, `streaming` passes on text while it is sampled, and `upstream` and
-`local_model` sample. `agent` is a program that plays tasks behind it.
+`local_model` sample. `agent` describes a program that plays tasks behind it, `programs` runs it, here or on a
+machine, and `player` is the policy that does.
 """
 
-from treetune.gateway.agent import AgentPolicy, read_command
+from treetune.gateway.agent import AgentConfig, PythonAgent, known_agents, read_agent
 from treetune.gateway.call import Sampled, Sampler
 from treetune.gateway.gateway import Gateway
 from treetune.gateway.pieces import SessionSequence
+from treetune.gateway.player import AgentClient, AgentPolicy
 from treetune.gateway.server import GatewayServer
 from treetune.gateway.session import Session, SessionLimits, SessionTrace
 from treetune.gateway.upstream import HttpSampler
 
 __all__ = [
+    "AgentClient",
+    "AgentConfig",
     "AgentPolicy",
     "Gateway",
     "GatewayServer",
     "HttpSampler",
+    "PythonAgent",
     "Sampled",
     "Sampler",
     "Session",
     "SessionLimits",
     "SessionSequence",
     "SessionTrace",
-    "read_command",
+    "known_agents",
+    "read_agent",
 ]

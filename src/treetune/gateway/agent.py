@@ -1,45 +1,128 @@
-"""An `AgentPolicy` has a program answer tasks: an agent that was not written for Treetune, behind a gateway.
+"""Describes an agent: a program that was not written for Treetune, or an async function in Python.
 
-    policy = AgentPolicy("python my_agent.py", load_policy("local:model", taskset))
+    agent:
+      command: ["python", "my_agent.py"]
+      sandbox: machine                  # or `none`
+      answer: stdout                    # or `file:answer.txt`, `machine`
 
-The program runs on this machine, in a folder of its own. `TREETUNE_TASK` names a file with the problem; the variables
-of the SDKs (`OPENAI_BASE_URL`, `OPENAI_API_KEY`, `ANTHROPIC_BASE_URL`, ...) lead to its session. What it prints is the
-answer.
+`read_agent("codex")` is a known agent, a row of `agents.toml`; `read_agent("./my_agent.py")` a program of the user.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import secrets
 import shlex
 import shutil
-import signal
 import sys
-import tempfile
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from treetune.chat.message import text_of
-from treetune.core.policy import Completion, Policy, Request, Sampling, Usage
-from treetune.errors import PolicyError, UsageError
-from treetune.gateway.call import Call
-from treetune.gateway.gateway import Gateway
-from treetune.gateway.server import GatewayServer, list_variables
-from treetune.gateway.session import Session
+import msgspec
 
-MOST_BYTES = 1 << 20
-"""The maximum size of an answer; what a program prints after that is ignored."""
-_SHOWN = 1500
-"""How many characters of a program's errors a warning shows."""
-_SECRETS = ("API_KEY", "_TOKEN", "_SECRET")
-"""Variables with these endings are not passed on to agents."""
+from treetune.config.code_reference import CodeKind, find_reference
+from treetune.config.interpolation import deep_merge
+from treetune.config.plugins import load_object
+from treetune.config.structs import convert
+from treetune.config.trust import USER
+from treetune.core.agent import AgentNeeds
+from treetune.errors import UsageError, did_you_mean
+from treetune.gateway.session import SessionLimits
+
+TABLE = Path(__file__).with_name("agents.toml")
+_SYSTEM = ("/usr/", "/bin/", "/sbin/", "/lib")
+"""The host's folders that every sandbox shows."""
+Play = Callable[[Any, Any], Awaitable[str]]
+"""An agent in Python: `async def agent(task, client) -> str`."""
 
 
-def read_command(agent: str) -> list[str]:
-    """The command of an agent: a Python file, or a command line. Raises UsageError if it cannot be started."""
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str = ""
+    """A known agent, whose settings the others override; or the agent's name in traces."""
+    command: list[str] = []
+    """The program and its arguments. `TREETUNE_TASK` is the path of a file with the problem; `OPENAI_BASE_URL`,
+    `ANTHROPIC_BASE_URL` and others lead to the model."""
+    sandbox: Literal["machine", "none"] | None = None
+    """Where it runs. `machine`: on the machine of the task, or in a sandbox of its own; it reaches only the model.
+    `none`: on this machine, as you. Absent: on the machine of the task if it has one, otherwise here."""
+    answer: Annotated[str, msgspec.Meta(pattern="^(stdout|machine|file:.+)$")] = "stdout"
+    """Where its answer is: what it prints, a file (`file:answer.txt`), or nothing but the state of the machine."""
+    env: dict[str, str] = {}
+    """Further environment variables."""
+    folders: list[str] = []
+    """Further files and folders of this host that it can read in the sandbox."""
+    limits: SessionLimits = SessionLimits()
+    """The limits of one rollout. An agent that reaches one is ended, and what it left is scored."""
+    memory_mb: int = 4096
+    """The least memory, number of processes and disk space of its machine."""
+    processes: int = 256
+    disk_mb: int = 256
+    starts: list[str] = []
+    """Programs that the command starts, if it is a script of a shell."""
+    install: str = ""
+    """How to install it, for the error if a program is missing."""
+
+    def find_programs(self) -> list[Path]:
+        """Return its programs, and the interpreters that they need. Raises UsageError if one is missing."""
+        if not self.command:
+            raise UsageError("the agent has no command", remedy="agent: {command: [python, my_agent.py]}")
+        found = []
+        for name in (self.command[0], *self.starts):
+            if (path := shutil.which(name)) is None:
+                remedy = self.install or "name a Python file, or a program on the PATH"
+                raise UsageError(f"there is no program {name!r}", remedy=remedy)
+            found += [Path(path), *_interpreters(Path(path))]
+        return found
+
+    def needs(self) -> AgentNeeds:
+        """What it needs of a machine: its own files, at the paths that they have here."""
+        parts = [part for program in self.find_programs() for part in _parts_of(program)]
+        parts += [Path(word) for word in self.command[1:] if word.startswith("/") and Path(word).exists()]
+        parts += [Path(folder).expanduser().absolute() for folder in self.folders]
+        paths = sorted({str(part) for part in parts if not str(part).startswith(_SYSTEM)})
+        outer = [path for path in paths if not any(path.startswith(f"{other}/") for other in paths)]
+        sizes = {"memory_mb": self.memory_mb, "processes": self.processes, "disk_mb": self.disk_mb}
+        return AgentNeeds(shown=tuple((path, path) for path in outer), **sizes)
+
+    def search_path(self, path: str) -> str:
+        """A PATH with the folders of its programs in front."""
+        return os.pathsep.join(dict.fromkeys([*(str(each.parent) for each in self.find_programs()), *path.split(":")]))
+
+
+class PythonAgent(NamedTuple):
+    name: str
+    play: Play
+
+
+def read_agent(agent: str | Mapping[str, Any]) -> AgentConfig | PythonAgent:
+    """Read an agent: the name of a known one, a Python file, `FILE.py:FUNCTION`, a command line, or its settings.
+    Raises UsageError if it cannot be started."""
+    if not isinstance(agent, str):
+        known = known_agents()
+        name = agent.get("name")
+        base = msgspec.to_builtins(known[name]) if name in known else {}
+        config = convert(deep_merge(base, dict(agent)), AgentConfig, path="agent")
+    elif agent in known_agents():
+        config = known_agents()[agent]
+    elif (named := find_reference(agent)) is not None and named.kind is CodeKind.FILE:
+        return PythonAgent(agent, load_object(named, USER))
+    else:
+        config = AgentConfig(name=agent, command=_split(agent))
+    config = msgspec.structs.replace(config, command=[_absolute(word) for word in config.command])
+    config.find_programs()
+    return config
+
+
+@cache
+def known_agents() -> dict[str, AgentConfig]:
+    """The known agents, by name."""
+    rows = tomllib.loads(TABLE.read_text())
+    return {name: msgspec.convert({"name": name, **row}, AgentConfig) for name, row in rows.items()}
+
+
+def _split(agent: str) -> list[str]:
     try:
         words = shlex.split(agent)
     except ValueError as error:
@@ -50,119 +133,33 @@ def read_command(agent: str) -> list[str]:
         if not Path(words[0]).is_file():
             raise UsageError(f"there is no file {words[0]}")
         words = [sys.executable, *words]
-    if shutil.which(words[0]) is None:
-        raise UsageError(f"there is no program {words[0]!r}", remedy="name a Python file, or a program on the PATH")
-    return [str(Path(word).absolute()) if Path(word).is_file() else word for word in words]
+    elif len(words) == 1 and shutil.which(words[0]) is None and (hint := did_you_mean(words[0], known_agents())):
+        raise UsageError(f"there is no program {words[0]!r}{hint}")
+    return words
 
 
-class AgentPolicy(Policy):
-    def __init__(self, agent: str, policy: Policy) -> None:
-        """The `policy` answers the calls of the agent. Tokens are recorded if it is a local model."""
-        self.name = policy.name
-        self._command, self._policy = read_command(agent), policy
-        self._server: GatewayServer | None = None
-        self._starting = asyncio.Lock()
-        self._url = ""
-
-    async def complete(self, request: Request) -> Completion:
-        gateway = await self._start()
-        session = gateway.open(sampling=request.sampling, answerer=_Answers(self._policy, request))
-        try:
-            ended = await self._run(request, session)
-        finally:
-            gateway.drop(session)
-        if session.failed:
-            raise PolicyError(f"the model failed to answer the agent: {', '.join(sorted(session.failures))}")
-        warnings = []
-        if ended.code:
-            warnings.append(": ".join(filter(None, [f"the agent ended with exit code {ended.code}", ended.errors])))
-        if not session.counts["calls"]:
-            warnings.append("the agent did not call the model")
-        usage = Usage(session.counts["prompt_tokens"], session.counts["completion_tokens"])
-        tokens = session.tokens()
-        return Completion(
-            text=ended.output, usage=usage, tokens=tokens if tokens.sequences else None, warnings=warnings
-        )
-
-    async def _start(self) -> Gateway:
-        async with self._starting:
-            if self._server is None:
-                from treetune.models.local import LocalPolicy
-
-                if isinstance(self._policy, LocalPolicy):
-                    from treetune.gateway.local_model import LocalSampler
-
-                    gateway = Gateway(self._policy.tokenizer, LocalSampler(self._policy), name=self.name)
-                else:
-                    gateway = Gateway(None, None, name=self.name)
-                self._server = GatewayServer(gateway, token=secrets.token_urlsafe(24))
-                self._url = await self._server.start()
-        return self._server.gateway
-
-    async def _run(self, request: Request, session: Session) -> _Ended:
-        with tempfile.TemporaryDirectory(prefix="treetune-agent-") as folder:
-            task = Path(folder) / "task.md"
-            task.write_text("\n\n".join(text_of(message.get("content")) or "" for message in request.messages))
-            work = Path(folder) / "work"
-            work.mkdir()
-            environment = {name: value for name, value in os.environ.items() if not name.endswith(_SECRETS)}
-            environment |= {**list_variables(self._url, session.key), "TREETUNE_TASK": str(task)}
-            return await _run_program(self._command, work, environment)
-
-    async def close(self) -> None:
-        if self._server is not None:
-            await self._server.close()
-        await self._policy.close()
+def _absolute(word: str) -> str:
+    return str(Path(word).absolute()) if Path(word).is_file() else word
 
 
-class _Ended(NamedTuple):
-    code: int
-    output: str
-    errors: str
-    """The end of what it wrote to standard error."""
+def _interpreters(program: Path) -> list[Path]:
+    """The interpreter that a script names in its first line."""
+    with program.open("rb") as file:
+        first = file.readline(200)
+    words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
+    found = [path for word in words[:2] if not word.startswith("-") and (path := shutil.which(word)) is not None]
+    return [Path(path) for path in found]
 
 
-async def _run_program(command: list[str], folder: Path, environment: Mapping[str, str]) -> _Ended:
-    """Run a program to its end. All of its processes are killed then, and if this call is cancelled."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=folder,
-        env=dict(environment),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    reading = [asyncio.ensure_future(_read(stream)) for stream in (process.stdout, process.stderr)]
-    try:
-        code = await process.wait()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        output, errors = await asyncio.gather(*reading)
-    return _Ended(code, output.strip(), errors[-_SHOWN:].strip())
-
-
-async def _read(stream: asyncio.StreamReader) -> str:
-    """Read a stream to its end, so that its program is never blocked; keep its beginning."""
-    kept = bytearray()
-    while part := await stream.read(1 << 16):
-        kept += part[: max(0, MOST_BYTES - len(kept))]
-    return kept.decode(errors="replace")
-
-
-class _Answers:
-    """Answers the calls of one rollout's agent with a policy that works on messages. Their tokens are unknown."""
-
-    def __init__(self, policy: Policy, request: Request) -> None:
-        self._policy, self._request = policy, request
-
-    async def __call__(self, call: Call, sampling: Sampling, number: int) -> Completion:
-        asked = self._request
-        return await self._policy.complete(
-            Request(
-                messages=call.messages, sampling=sampling, task=asked.task, turn=number, key=asked.key, tools=call.tools
-            )
-        )
+def _parts_of(program: Path) -> list[Path]:
+    """The files that a program needs: its virtual environment and the Python behind it, its Node packages, or only
+    itself."""
+    real = program.resolve()
+    for place in (program, real):
+        if (settings := place.parent.parent / "pyvenv.cfg").is_file():
+            return [settings.parent, real.parent.parent] if real.name.startswith("python") else [settings.parent]
+        if "node_modules" in place.parts:
+            return [Path(*place.parts[: place.parts.index("node_modules") + 1])]
+    if real.name.startswith(("python", "node")) and not str(real).startswith(_SYSTEM):
+        return [real.parent.parent]
+    return [real]

@@ -27,8 +27,8 @@ _KEPT_SECONDS = 3600.0
 class Gateway:
     def __init__(
         self,
-        tokenizer: Any,
-        sampler: Sampler | None,
+        tokenizer: Any = None,
+        sampler: Sampler | None = None,
         *,
         name: str = "model",
         rewrites: Rewrites = "keep",
@@ -37,9 +37,9 @@ class Gateway:
         limits: SessionLimits | None = None,
         sampling: Sampling | None = None,
     ) -> None:
-        """`name` is the model's name for agents. Without a `sampler`, each session needs an `answerer`. `rewrites`,
-        `call_format` and the `arguments` of the chat template are those of `ChatTokens`. `limits` and `sampling` are
-        the defaults of its sessions."""
+        """`name` is the model's name for agents. Without a `sampler`, each session has its own (`behind`).
+        `rewrites`, `call_format` and the `arguments` of the chat template are those of `ChatTokens`. `limits` and
+        `sampling` are the defaults of its sessions."""
         self.sampler, self.name = sampler, name
         self.limits, self.sampling = limits or SessionLimits(), sampling or Sampling()
         self.sessions: dict[str, Session] = {}
@@ -54,19 +54,20 @@ class Gateway:
         limits: SessionLimits | None = None,
         sampling: Sampling | None = None,
         model: str | None = None,
-        answerer: Answerer | None = None,
+        behind: TokenModel | Answerer | None = None,
+        records: bool = False,
     ) -> Session:
         """Open a session. `sampling` overrides what its agent asks for; calls of another `model` are side calls.
-        The `answerer` answers if there is no sampler."""
+        `behind` answers instead of the gateway's sampler. With `records`, the messages of all calls are kept."""
         if len(self.sessions) >= MOST_SESSIONS:
             oldest = time.monotonic() - _KEPT_SECONDS
             for session in [session for session in self.sessions.values() if session.ends_at < oldest]:
                 self.drop(session)
             if len(self.sessions) >= MOST_SESSIONS:
                 raise Refused(429, f"{MOST_SESSIONS:,} sessions are open: end some (DELETE /sessions/KEY)", "busy")
-        behind = self._model or answerer
-        assert behind is not None, "neither an answerer nor a sampler"
-        session = Session(behind, limits or self.limits, sampling or self.sampling, model)
+        behind = behind or self._model
+        assert behind is not None, "neither the gateway nor its session has a sampler"
+        session = Session(behind, limits or self.limits, sampling or self.sampling, model, records)
         self.sessions[session.key] = session
         return session
 

@@ -20,7 +20,7 @@ import xxhash
 
 from treetune.chat.calls import function_of
 from treetune.chat.message import Message, text_of
-from treetune.chat.tokens import LastTurn, Prompt, Tokens, TokenSequence
+from treetune.chat.tokens import LastTurn, Prompt, Span, Tokens, TokenSequence
 
 _encoder = msgspec.json.Encoder(order="deterministic", enc_hook=repr)
 
@@ -30,6 +30,7 @@ Kind = Literal["main", "compaction", "sub-agent", "side"]
 tools. `side`: one call without tools, while others have tools, or a call of another model than the session's."""
 TRAINED: tuple[Kind, ...] = ("main", "compaction", "sub-agent")
 """The kinds that are trained on by default. Side calls, such as a title for the session, are not the task."""
+SIDE: tuple[Kind, ...] = ("side",)
 
 
 class Piece:
@@ -231,6 +232,8 @@ def _sequence(path: list[Piece], kind: Kind, trained: set[int]) -> SessionSequen
     for piece in path:
         is_fresh, given, sampled = piece.number in fresh, len(piece.given), len(piece.sampled)
         tokens.ids += piece.given.tolist() + piece.sampled.tolist()
+        if is_fresh:
+            tokens.spans.append(Span(piece.number, len(tokens.ids) - sampled, len(tokens.ids)))
         tokens.mask += [0] * given + [int(is_fresh)] * sampled
         if has_logprobs and piece.logprobs is not None:
             tokens.logprobs += [0.0] * given + (piece.logprobs.tolist() if is_fresh else [0.0] * sampled)

@@ -48,11 +48,12 @@ _RETRIES = b"x-stainless-retry-count"
 
 
 class GatewayServer:
-    def __init__(self, gateway: Gateway, address: str = "127.0.0.1:0", *, token: str) -> None:
-        """`token` is for those who open sessions; agents have only the key of theirs."""
+    def __init__(self, gateway: Gateway, address: str = "127.0.0.1:0", *, token: str, unix: str | None = None) -> None:
+        """`token` is for those who open sessions; agents have only the key of theirs. `unix` is the path of a socket
+        for agents on machines without a network."""
         self.gateway = gateway
         access = Access(token=token)
-        self._listener, self._app = HttpListener(address, access), _GatewayApp(gateway, access)
+        self._listener, self._app = HttpListener(address, access, unix), _GatewayApp(gateway, access)
 
     async def start(self) -> str:
         """Start listening; return the address."""
@@ -69,6 +70,7 @@ def list_variables(url: str, key: str) -> dict[str, str]:
     base = f"{url}/sessions/{key}"
     return {
         "OPENAI_BASE_URL": f"{base}/v1",
+        "OPENAI_API_BASE": f"{base}/v1",
         "OPENAI_API_KEY": key,
         "ANTHROPIC_BASE_URL": base,
         "ANTHROPIC_API_KEY": key,

@@ -19,11 +19,24 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from treetune.chat.message import Message
 from treetune.chat.tokens import ChatTokens, Prompt, Tokens
 from treetune.core.policy import Sampling, Usage
+from treetune.core.trace import AgentRecord, Lineage, Turn
 from treetune.errors import ContextFullError, UsageError, reason_of
 from treetune.gateway.call import Answerer, Call, Hear, Refused, Reply
-from treetune.gateway.pieces import NOTHING, TRAINED, Found, Kind, Piece, SessionSequence, Tree, next_digest
+from treetune.gateway.pieces import (
+    NOTHING,
+    SIDE,
+    TRAINED,
+    Found,
+    Kind,
+    Piece,
+    SessionSequence,
+    Tree,
+    digest_of,
+    next_digest,
+)
 from treetune.gateway.prompts import Prompts, TokenModel
 from treetune.gateway.streaming import Part, TextStream, begins_thought, split_reasoning
 from treetune.system.http_error import HttpError
@@ -68,6 +81,9 @@ class Sample:
         """`piece` is None if the upstream returned no token ids."""
         self.reply, self.piece, self.found = reply, piece, found
         self.is_delivered = False
+        self.observed: list[Message] = []
+        """The messages that were new in this call."""
+        self.seconds = 0.0
 
 
 class _Prepared(NamedTuple):
@@ -104,8 +120,10 @@ class Session:
         limits: SessionLimits,
         sampling: Sampling,
         model: str | None,
+        records: bool = False,
     ) -> None:
-        """`sampling` overrides what the agent asks for. Calls of any other `model` are side calls."""
+        """`sampling` overrides what the agent asks for. Calls of any other `model` are side calls. `records`: whether
+        the messages of the calls are kept."""
         self.key = secrets.token_urlsafe(24)
         self.limits, self.sampling, self.model = limits, sampling, model
         self.tree = Tree(model)
@@ -117,6 +135,11 @@ class Session:
         """The digests of requests that the model failed to answer, also when they were repeated."""
         self.failures: set[str] = set()
         """Why it failed."""
+        self.spent = False
+        """Whether a limit ended it."""
+        self.calls: dict[int, Turn] = {}
+        """The messages of the delivered calls, by number, if they are kept."""
+        self._records = records
         self.ends_at = time.monotonic() + limits.seconds
         self._behind = behind
         self._number = 0
@@ -196,6 +219,13 @@ class Session:
                     piece.key = next_digest(before, self._echoed(reply, piece))
                 self.tree.add(piece, sample.found.digests)
                 sample.found = NOTHING  # a session keeps its samples for retries
+            if self._records:
+                self.calls[reply.number] = Turn(
+                    observed=sample.observed,
+                    message=reply.message,
+                    finish_reason=reply.finish,
+                    policy_seconds=sample.seconds,
+                )
             self._replies[digest] = sample
             if len(self._replies) > _MOST_REPLIES:
                 self._replies.popitem(last=False)
@@ -220,6 +250,29 @@ class Session:
         """The sequences of these kinds, the main agent's longest one last."""
         return Tokens([sequence.tokens for sequence in self.tree.sequences(kinds)])
 
+    def record(self, name: str) -> tuple[AgentRecord, Tokens | None]:
+        """What the agent `name` did, and the tokens to train on. Failed calls have no number here."""
+        place = {number: at for at, number in enumerate(sorted(self.calls))}
+        trained, sides = self.tree.sequences(TRAINED), self.tree.sequences(SIDE)
+        lineage = [
+            Lineage(
+                kind=each.kind,
+                calls=[place[number] for number in each.calls],
+                trained=[place[number] for number in each.trained],
+                origin=None if each.origin is None else place[each.origin],
+                model=each.model,
+            )
+            for each in (*trained, *sides)
+        ]
+        for each in trained:
+            each.tokens.spans = [span._replace(turn=place[span.turn]) for span in each.tokens.spans]
+        calls = [self.calls[number] for number in place]
+        record = AgentRecord(
+            name=name, calls=calls, lineage=lineage, counts=dict(self.counts), notes=dict(self.notes), over=self.over
+        )
+        has_tokens = isinstance(self._behind, TokenModel) and trained
+        return record, Tokens([each.tokens for each in trained]) if has_tokens else None
+
     def trace(self) -> SessionTrace:
         sequences = self.tree.sequences((*TRAINED, "side"))
         return SessionTrace(
@@ -238,6 +291,7 @@ class Session:
                 self.over = f"its {limits.tokens:,} tokens are spent"
             elif time.monotonic() >= self.ends_at:
                 self.over = f"its time limit of {limits.seconds:g} seconds is over"
+            self.spent = self.over is not None
         if self.over is not None:
             raise self._refusal()
         if len(self._under_way) >= limits.parallel:
@@ -251,12 +305,18 @@ class Session:
         if (left := self.ends_at - time.monotonic()) > 0:
             self._timer = asyncio.get_running_loop().call_later(left + 0.001, self._watch_time)
         else:
+            self.spent = True
             self.close(f"its time limit of {self.limits.seconds:g} seconds is over")
 
     async def _sample(self, call: Call, hear: Callable[[Part], None] | None) -> Sample:
         number, self._number = self._number, self._number + 1
         try:
-            return await self._answer(call, number, hear)
+            began = time.monotonic()
+            sample = await self._answer(call, number, hear)
+            if self._records:
+                sample.seconds, known = time.monotonic() - began, sample.found.piece
+                sample.observed = call.messages[0 if known is None else known.answer + 1 :]
+            return sample
         except ContextFullError as error:
             raise Refused(400, error.message, "context_length_exceeded") from error
         except UsageError as error:
@@ -291,7 +351,6 @@ class Session:
             self.counts["without_ids"] += 1
             return Sample(reply, None, found)
         piece = Piece(number, parent, prompt, ids, sampled.logprobs, sampled.versions)
-        piece.agent, piece.has_tools, piece.model = found.agent, bool(call.tools), call.model
         if plain:
             piece.text = (prompt.text or "") + chat.decode(ids)
         else:
@@ -299,9 +358,7 @@ class Session:
                 {**message, "content": prompt.prefix + (message["content"] or "")} if prompt.prefix else message
             )
             piece.answer = len(call.messages) - call.continues
-        if parent is None:
-            piece.origin = found.piece or self.tree.find_origin(found)
-        return Sample(reply, piece, found)
+        return Sample(reply, self._name(piece, call, found), found)
 
     async def _answer_in_text(self, answerer: Answerer, call: Call, number: int) -> Sample:
         """The answer of a model without token ids."""
@@ -314,7 +371,19 @@ class Session:
         self.counts["without_ids"] += 1
         message = split_reasoning(completion.as_message(), False)
         reply = Reply(message, completion.finish_reason, usage.prompt_tokens, usage.completion_tokens, number)
-        return Sample(reply, None, NOTHING)
+        if not self._records:
+            return Sample(reply, None, NOTHING)
+        found = self.tree.find(digest_of(call.tools) if call.tools else b"", call.messages)
+        piece = Piece(number, found.piece, Prompt([]), [])
+        piece.message, piece.answer = message, len(call.messages)
+        return Sample(reply, self._name(piece, call, found), found)
+
+    def _name(self, piece: Piece, call: Call, found: Found) -> Piece:
+        """Note what a piece is to the agent."""
+        piece.agent, piece.has_tools, piece.model = found.agent, bool(call.tools), call.model
+        if piece.parent is None:
+            piece.origin = found.piece or self.tree.find_origin(found)
+        return piece
 
     def _prepare(self, prompts: Prompts, call: Call, chat: ChatTokens, seed: bytes) -> _Prepared:
         """The prompt of a conversation. What the model has said comes back as it was sampled: with reasoning that SDKs

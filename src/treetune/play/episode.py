@@ -230,7 +230,9 @@ class Episode:
         """What an agent that plays this episode is given."""
         assert self._environment is not None
         if self.tools:
-            raise UsageError(f"{self._taskset.name} has tools, which an agent cannot call", remedy="play it without one")
+            raise UsageError(
+                f"{self._taskset.name} has tools, which an agent cannot call", remedy="play it without one"
+            )
         return Assignment(self._environment.problem(), self._task, self._environment.machine, **more)
 
     async def hand_in(self, run: AgentRun) -> Step:

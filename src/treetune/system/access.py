@@ -89,6 +89,20 @@ def bind_tcp(host: str, port: int, address: str) -> socket.socket:
     return listening
 
 
+def bind_unix(path: str) -> socket.socket:
+    """Returns a non-blocking listening socket at a path, for every user who can reach that path."""
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        listening.bind(path)
+        os.chmod(path, 0o666)
+        listening.listen(1024)
+    except OSError as error:
+        listening.close()
+        raise cannot_listen(path, error) from None
+    listening.setblocking(False)
+    return listening
+
+
 def cannot_listen(address: str, error: Exception) -> UsageError:
     return UsageError(f"cannot listen on {address}: {error}", remedy="does another server use it?")
 

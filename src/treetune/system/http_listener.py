@@ -22,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from treetune.system import process_limits
-from treetune.system.access import Access, bind_tcp, parse_http_address
+from treetune.system.access import Access, bind_tcp, bind_unix, parse_http_address
 from treetune.system.process_limits import Holding
 
 REQUEST_SECONDS = 60.0
@@ -52,9 +52,11 @@ _CLOSE_SECONDS = 1.0
 class HttpListener:
     """Serves an ASGI application on the running event loop."""
 
-    def __init__(self, address: str, access: Access) -> None:
-        """Raises UsageError if it is not an address, or if other machines can reach it without a token."""
+    def __init__(self, address: str, access: Access, unix: str | None = None) -> None:
+        """`unix` is the path of a socket that is served too. Raises UsageError if it is not an address, or if other
+        machines can reach it without a token."""
         self._host, self._port = parse_http_address(address, access)
+        self._unix = unix
         self._running: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
 
@@ -79,7 +81,8 @@ class HttpListener:
                 timeout_graceful_shutdown=_LAST_SECONDS,
             )
         )
-        self._running = asyncio.create_task(self._uvicorn.serve(sockets=[listening]))
+        sockets = [listening, *([] if self._unix is None else [bind_unix(self._unix)])]
+        self._running = asyncio.create_task(self._uvicorn.serve(sockets=sockets))
         while not self._uvicorn.started and not self._running.done():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         self._checking = asyncio.create_task(self._check())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.core.contract import Contract
+from treetune.core.environment import Environment
 from treetune.core.mixture import owner_of
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
@@ -51,6 +52,18 @@ def needs_loop(taskset: Taskset[Any, Any], task: Task) -> bool:
         return has_several_turns(taskset.environment_class(task.env_class))
     except TreetuneError:
         return False  # reported when the task is played
+
+
+def takes_agents(taskset: Taskset[Any, Any], task: Task) -> bool:
+    """Whether an agent with a loop of its own can play a task: one answer is enough, or its environment says how an
+    agent hands in what it did."""
+    owner, inner = owner_of(taskset, task)
+    if owner.offers_tools(inner):
+        return False
+    if inner.env_class is not None and not owner.overrides("environment"):
+        cls: Any = owner.environment_class(inner.env_class)
+        return cls.hand_in is not Environment.hand_in or not needs_loop(taskset, task)
+    return taskset.scores_group_of(task) or not needs_loop(taskset, task)
 
 
 def row_needs_loop(task: Task, scored: ScoredBy | None) -> bool:

@@ -120,7 +120,7 @@ class HarborEnvironment(ShellEnvironment):
 
     @property
     def machine(self) -> AgentMachine:
-        return AgentMachine(self.shell, self._folder.workdir, self._env, self._seconds_left)
+        return AgentMachine(self.shell, self._folder.workdir, self._env, self._seconds_left, self._machine.python)
 
     def hand_in(self, answer: str) -> str:
         self._acted = True

@@ -13,6 +13,7 @@ from treetune.chat.message import text_of
 from treetune.core.agent import AgentMachine
 from treetune.errors import EnvironmentFault
 from treetune.sandbox.limits import Ended, Result, SandboxLimits
+from treetune.sandbox.machines import Machine
 from treetune.sandbox.shell import Shell
 from treetune.tasksets.turns import TurnEnvironment
 
@@ -31,6 +32,7 @@ class ShellEnvironment(TurnEnvironment):
     MULTI_TURN = True
 
     _shell: Shell | None = None
+    _machine: Machine
 
     @property
     def shell(self) -> Shell:
@@ -43,13 +45,15 @@ class ShellEnvironment(TurnEnvironment):
 
     @property
     def machine(self) -> AgentMachine:
-        return AgentMachine(self.shell)
+        return AgentMachine(self.shell, python=self._machine.python)
 
     def widen(self, limits: SandboxLimits) -> SandboxLimits:
         """Return the limits of the machine, with what an agent needs if one plays."""
         if (needs := self.agent) is None:
             return limits
-        least = {name: max(getattr(limits, name), getattr(needs, name)) for name in ("memory_mb", "processes", "disk_mb")}
+        least = {
+            name: max(getattr(limits, name), getattr(needs, name)) for name in ("memory_mb", "processes", "disk_mb")
+        }
         return replace(limits, **least, shown=needs.shown)
 
     async def close(self) -> None:
