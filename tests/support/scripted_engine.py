@@ -16,6 +16,7 @@ import sys
 from functools import lru_cache
 from typing import Any
 
+import shell_model
 from aiohttp import web
 from call_chats import Answer, tokens_of
 from chat_templates import CALL_TEMPLATES, TEMPLATES, CallLetters, Letters
@@ -61,7 +62,9 @@ class Engine:
     def answer(self, text: str, number: int) -> list[int]:
         rng = random.Random(f"{self.script.get('seed')}/{number}")
         said = self.script["answer"]
-        if isinstance(said, list):
+        if commands := self.script.get("commands"):
+            said = shell_model.answer(text, commands)
+        elif isinstance(said, list):
             said = said[min(number, len(said) - 1)]
         if said is None:
             said = self.random_answer(text, number, rng)

@@ -145,7 +145,16 @@ HARBOR = (
 )
 """Harbor's trajectories and results, and the rollouts that NeMo Gym ships with its environments."""
 SCHEMATHESIS = ("schemathesis", ["schemathesis==4.32.5"])
-WITHOUT_TREETUNE = {IFEVAL[0], READY_DATA[0], SCHEMATHESIS[0], OPENENV[0], INSPECT[0], HARBOR[0]}
+AGENTS = (
+    "agents",
+    [
+        "openai==3.51.0", "anthropic==2.10.0", "mini-swe-agent==2.4.6", "litellm==1.83.0", "smolagents[openai]==1.26.0",
+        "openai-agents==0.24.0", "claude-agent-sdk==0.2.184", "langgraph==1.2.22", "langchain-openai==1.7.3",
+        "pydantic-ai-slim[openai]==2.68.0",
+    ],
+)  # fmt: skip
+"""Public agents, and libraries to write one with. Those from npm are in `npm_agents`."""
+WITHOUT_TREETUNE = {IFEVAL[0], READY_DATA[0], SCHEMATHESIS[0], OPENENV[0], INSPECT[0], HARBOR[0], AGENTS[0]}
 """Where Treetune is not run, and so needs nothing."""
 
 

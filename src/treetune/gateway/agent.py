@@ -79,7 +79,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def needs(self) -> AgentNeeds:
         """What it needs of a machine: its own files, at the paths that they have here."""
         parts = [part for program in self.find_programs() for part in _parts_of(program)]
-        parts += [Path(word) for word in self.command[1:] if word.startswith("/") and Path(word).exists()]
+        parts += [Path(word) for word in self.command[1:] if word.startswith("/") and os.path.exists(word)]
         parts += [Path(folder).expanduser().absolute() for folder in self.folders]
         paths = sorted({str(part) for part in parts if not str(part).startswith(_SYSTEM)})
         outer = [path for path in paths if not any(path.startswith(f"{other}/") for other in paths)]
@@ -139,7 +139,7 @@ def _split(agent: str) -> list[str]:
 
 
 def _absolute(word: str) -> str:
-    return str(Path(word).absolute()) if Path(word).is_file() else word
+    return os.path.abspath(word) if os.path.isfile(word) else word  # which, unlike a Path, may be a long text
 
 
 def _interpreters(program: Path) -> list[Path]:
