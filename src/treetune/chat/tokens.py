@@ -241,6 +241,10 @@ class ChatTokens:
         ids, exact = self._encode_apart(added)
         return prompt._replace(ids=so_far.ids + ids, realigned=bool(so_far.realigned) or not (same_text and exact))
 
+    def is_end(self, token: int) -> bool:
+        """Whether a sampled token ends an answer."""
+        return token in self._special_ids
+
     def render(self, messages: Sequence[Message]) -> str | None:
         """The text of the prompt for a conversation; None if the template refuses it."""
         return self._try_render(self._as_taken(messages))

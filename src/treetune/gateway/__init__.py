@@ -17,6 +17,7 @@ from treetune.gateway.call import Sampled, Sampler
 from treetune.gateway.gateway import Gateway
 from treetune.gateway.pieces import SessionSequence
 from treetune.gateway.player import AgentClient, AgentPolicy
+from treetune.gateway.prompts import Prompts, TokenModel
 from treetune.gateway.server import GatewayServer
 from treetune.gateway.session import Session, SessionLimits, SessionTrace
 from treetune.gateway.upstream import HttpSampler
@@ -28,6 +29,7 @@ __all__ = [
     "Gateway",
     "GatewayServer",
     "HttpSampler",
+    "Prompts",
     "PythonAgent",
     "Sampled",
     "Sampler",
@@ -35,6 +37,7 @@ __all__ = [
     "SessionLimits",
     "SessionSequence",
     "SessionTrace",
+    "TokenModel",
     "known_agents",
     "read_agent",
 ]

@@ -25,7 +25,7 @@ import msgspec
 from treetune.config.code_reference import CodeKind, find_reference
 from treetune.config.interpolation import deep_merge
 from treetune.config.plugins import load_object
-from treetune.config.structs import convert
+from treetune.config.structs import convert, load_yaml
 from treetune.config.trust import USER
 from treetune.core.agent import AgentNeeds
 from treetune.errors import UsageError, did_you_mean
@@ -97,8 +97,8 @@ class PythonAgent(NamedTuple):
 
 
 def read_agent(agent: str | Mapping[str, Any]) -> AgentConfig | PythonAgent:
-    """Read an agent: the name of a known one, a Python file, `FILE.py:FUNCTION`, a command line, or its settings.
-    Raises UsageError if it cannot be started."""
+    """Read an agent: the name of a known one, a Python file, `FILE.py:FUNCTION`, a command line, a YAML file with its
+    settings, or these settings. Raises UsageError if it cannot be started."""
     if not isinstance(agent, str):
         known = known_agents()
         name = agent.get("name")
@@ -106,6 +106,8 @@ def read_agent(agent: str | Mapping[str, Any]) -> AgentConfig | PythonAgent:
         config = convert(deep_merge(base, dict(agent)), AgentConfig, path="agent")
     elif agent in known_agents():
         config = known_agents()[agent]
+    elif agent.endswith((".yaml", ".yml")):
+        return read_agent(load_yaml(Path(agent)))
     elif (named := find_reference(agent)) is not None and named.kind is CodeKind.FILE:
         return PythonAgent(agent, load_object(named, USER))
     else:

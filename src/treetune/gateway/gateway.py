@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from treetune.chat.tokens import Rewrites
+from treetune.chat.tokens import ChatTokens, Rewrites
 from treetune.core.policy import Sampling
 from treetune.gateway.call import Answerer, Call, Refused, Sampler
 from treetune.gateway.prompts import Prompts, TokenModel
@@ -45,9 +45,10 @@ class Gateway:
         self.sessions: dict[str, Session] = {}
         self.ended: OrderedDict[str, str] = OrderedDict()
         """The keys of sessions that were dropped, with the reason."""
-        self._model = (
-            None if sampler is None else TokenModel(Prompts(tokenizer, rewrites, call_format, arguments), sampler)
-        )
+        self._model: TokenModel | None = None
+        if sampler is not None:
+            chat = ChatTokens(tokenizer, arguments, rewrites=rewrites, call_format=call_format)
+            self._model = TokenModel(Prompts(chat), sampler)
 
     def open(
         self,

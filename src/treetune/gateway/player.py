@@ -21,6 +21,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from treetune.chat.message import Message
+from treetune.chat.tokens import ChatTokens
 from treetune.core.agent import Agent, AgentMachine, AgentRun, Assignment
 from treetune.core.policy import Completion, Policy, Request, Sampling, Usage
 from treetune.errors import PolicyError, UsageError, format_error
@@ -157,13 +158,13 @@ def _token_model(policy: Policy) -> TokenModel | None:
     if isinstance(policy, LocalPolicy):
         from treetune.gateway.local_model import LocalSampler
 
-        return TokenModel(Prompts(policy.tokenizer, "keep"), LocalSampler(policy))
+        return TokenModel(Prompts(ChatTokens(policy.tokenizer, rewrites="keep")), LocalSampler(policy))
     if isinstance(policy, VllmPolicy):
         from treetune.data.rows.prompt_lengths import load_tokenizer
         from treetune.gateway.upstream import HttpSampler
 
-        tokenizer = load_tokenizer(policy.name.removeprefix(PREFIX))
-        return TokenModel(Prompts(tokenizer, "keep"), HttpSampler(policy.endpoint.base_url))
+        chat = ChatTokens(load_tokenizer(policy.name.removeprefix(PREFIX)), rewrites="keep")
+        return TokenModel(Prompts(chat), HttpSampler(policy.endpoint.base_url))
     return None
 
 

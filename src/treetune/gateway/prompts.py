@@ -7,13 +7,12 @@ prompts.begin(chat, call)                   # the prompt of a new conversation
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from treetune.chat.calls import function_of
-from treetune.chat.tokens import ChatTokens, Prompt, Rewrites
+from treetune.chat.tokens import ChatTokens, Prompt
 from treetune.chat.tool_template import write_as_text
 from treetune.errors import UsageError
 from treetune.gateway.call import Call, Sampler
@@ -31,14 +30,8 @@ class TokenModel(NamedTuple):
 
 
 class Prompts:
-    def __init__(
-        self,
-        tokenizer: Any,
-        rewrites: Rewrites = "keep",
-        call_format: str | None = None,
-        arguments: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._chat = ChatTokens(tokenizer, arguments, rewrites=rewrites, call_format=call_format)
+    def __init__(self, chat: ChatTokens) -> None:
+        self._chat = chat
         self._chats: dict[bytes, ChatTokens] = {}
         self._prompts: OrderedDict[bytes, Prompt] = OrderedDict()
 

@@ -24,6 +24,7 @@ from treetune.chat.calls import ToolCall
 from treetune.chat.images import has_images
 from treetune.chat.message import begins_answer
 from treetune.chat.tokens import Rewrites
+from treetune.core.agent import AgentNeeds, AgentRun
 from treetune.core.contract import Limits
 from treetune.core.environment import Action, Environment, Observation, SingleTurn, Step
 from treetune.core.mixture import ask_owner, owner_of
@@ -34,6 +35,7 @@ from treetune.core.tool import Tool, ToolSource
 from treetune.core.trace import Trace
 from treetune.data.rows.scorer import ScoredBy, row_tools, taskset_of, with_type
 from treetune.errors import TreetuneError, UsageError, format_error
+from treetune.gateway import AgentPolicy
 from treetune.play.episode import DeadlinePassed, Episode
 from treetune.play.rollout import score_together
 from treetune.play.streams import Streams
@@ -57,6 +59,9 @@ class LocalEpisode(Episode):
 
     async def play_turn(self, action: Action | list[ToolCall]) -> Step:
         return self.with_ending(await super().play_turn(action))
+
+    async def hand_in(self, run: AgentRun) -> Step:
+        return self.with_ending(await super().hand_in(run))
 
     async def begin(self) -> Observation:
         observation = await super().begin()
@@ -84,9 +89,9 @@ class LocalEpisode(Episode):
 
 
 class LocalEpisodes:
-    def __init__(self, streams: Streams, timeout: float = 600.0) -> None:
-        """`timeout` is the seconds allowed for one start or step."""
-        self._streams, self._limits = streams, Limits(timeout=timeout)
+    def __init__(self, streams: Streams, timeout: float = 600.0, needs: AgentNeeds | None = None) -> None:
+        """`timeout` is the seconds allowed for one start or step; `needs` are those of an agent that plays."""
+        self._streams, self._limits, self._needs = streams, Limits(timeout=timeout), needs
 
     async def info(self) -> dict[str, Any]:
         return {"num_tasks": self._streams.count}
@@ -104,7 +109,8 @@ class LocalEpisodes:
 
     async def start(self, task_index: int) -> LocalEpisode:
         task = await self._streams.fetch(self._streams.draw_at(task_index))
-        episode = await LocalEpisode.start(self._streams.taskset, task, self._limits, in_group=True)
+        how = {"in_group": True, "needs": self._needs}
+        episode = await LocalEpisode.start(self._streams.taskset, task, self._limits, **how)
         episode.info = {"task_index": task_index, "data_source": task.data_source}
         return episode
 
@@ -135,12 +141,16 @@ async def or_error(work: Awaitable[T]) -> T | ServeError:
     """Return the result, or the failure as a `ServeError`. An environment failure is not the model's failure."""
     try:
         return await work
-    except ServeError as error:
-        return error
-    except DeadlinePassed as error:
-        return ServeError(f"the environment did not answer in time: {error}", remedy="allow more: timeout=")
     except Exception as error:
-        return ServeError(getattr(error, "message", format_error(error)), remedy=getattr(error, "remedy", None))
+        return as_failure(error)
+
+
+def as_failure(error: Exception) -> ServeError:
+    if isinstance(error, ServeError):
+        return error
+    if isinstance(error, DeadlinePassed):
+        return ServeError(f"the environment did not answer in time: {error}", remedy="allow more: timeout=")
+    return ServeError(getattr(error, "message", format_error(error)), remedy=getattr(error, "remedy", None))
 
 
 class EpisodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -163,6 +173,9 @@ class EpisodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     as a separate sample, `keep` continues from the sampled tokens."""
     call_format: str | None = None
     """How the model writes tool calls, if its chat template does not show it."""
+    agent: str | None = None
+    """An agent that plays the episodes, with the model behind a gateway: a known one, a program, `FILE.py:FUNCTION`, or
+    a YAML file with its settings."""
 
 
 def connect(urls: str | Sequence[str], token_env: str, timeout: float, patience: float) -> TaskServerClient:
@@ -180,6 +193,8 @@ class RowEpisodes:
         self._limits = Limits(timeout=settings.timeout)
         access = settings.urls, settings.token_env, settings.timeout, settings.patience
         self._client = connect(*access) if settings.urls else None
+        self.agent = AgentPolicy(settings.agent) if settings.agent is not None else None
+        """What plays the episodes instead of the model itself."""
         self.attempts, self._in_group = attempts, in_group
 
     async def start(self, scored: ScoredBy, task: Task) -> LocalEpisode | RemoteEpisode:
@@ -200,7 +215,8 @@ class RowEpisodes:
         taskset = taskset_of(scored)
         typed = with_type(task, taskset)
         owner = _WithRowTools(taskset) if task.tools else taskset
-        episode = await LocalEpisode.start(owner, typed, self._limits, in_group=self._in_group)
+        needs = self.agent.needs if self.agent is not None else None
+        episode = await LocalEpisode.start(owner, typed, self._limits, in_group=self._in_group, needs=needs)
         episode.info = {"data_source": task.data_source}
         return episode
 

@@ -107,6 +107,12 @@ def trace_of(
 
 
 def trace_of_tokens(played: TokenEpisode) -> Trace:
+    if played.record is not None:
+        calls = played.record.calls
+        said = [message for call in calls[-1:] if (message := call.message) is not None]
+        trace = trace_of(played, played.episode.observation.messages(), said, played.reward, played.tokens)
+        trace.agent = played.record
+        return trace
     messages = played.messages or (played.episode.observation.messages() if played.episode is not None else [])
     prompt, said = split_answers(messages, played.turns)
     return trace_of(played, prompt, said, played.reward, played.tokens if played.turns else None)

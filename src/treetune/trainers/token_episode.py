@@ -27,10 +27,13 @@ from treetune.chat.tokens import ChatTokens, Prompt, Tokens
 from treetune.core.contract import ONE_REWARD, SCORED_ALONE, Contract, Limits
 from treetune.core.environment import Action, Observation, Step
 from treetune.core.score import finite, total
+from treetune.core.trace import AgentRecord
 from treetune.errors import PolicyError, TreetuneError, UsageError
+from treetune.gateway import AgentPolicy
 from treetune.play.rollout import play_turns
 from treetune.serve import ServeError
-from treetune.trainers.episodes import or_error
+from treetune.trainers.agents import EngineSampler, hand_in, play_agent
+from treetune.trainers.episodes import as_failure, or_error
 
 log = logging.getLogger("treetune.trainers")
 
@@ -209,6 +212,8 @@ class TokenEpisode(PlayedEpisode):
         self.tokens = Tokens()
         self.prompt = Prompt([])
         self.turns = 0
+        self.record: AgentRecord | None = None
+        """The calls of the agent that played it, if one did."""
         self._observation: Any = self.episode.observation if self.episode else None
         self._shown: list[Message] = []
         self._history: list[Message] = []
@@ -220,6 +225,23 @@ class TokenEpisode(PlayedEpisode):
         error is raised, and `play` may then be called again to continue. `step` replaces the episode's own step."""
         self._until = math.inf if self._seconds is None else time.monotonic() + self._seconds
         await play_turns(self._answer, step or self._step, self.observe)
+
+    async def play_agent(self, agent: AgentPolicy) -> None:
+        """Have an agent play it, whose calls of the model are answered by the sampler. Its calls are the turns of the
+        tokens. To the contract, the episode has one turn: what the agent handed in."""
+        longest = self._longest_prompt
+        sampler = EngineSampler(self._chat, self._sample, longest if callable(longest) else lambda: longest)
+        try:
+            run = await play_agent(agent, self.episode, self._chat, sampler)
+        except Exception as error:
+            if error is sampler.error and not isinstance(error, ServeError):
+                raise
+            self.observe(error if isinstance(error, PolicyError) else as_failure(error))
+            return
+        self.record, self.tokens, self.turns = run.record, run.tokens or Tokens(), 1
+        self.rewards = [0.0] * (len(run.record.calls) - 1)
+        self.observe(await or_error(hand_in(self.episode, run)))
+        self.over = True
 
     async def _step(self, action: Action) -> Step | ServeError:
         return await or_error(self.episode.step(action))
@@ -308,17 +330,18 @@ async def play_episode(
     longest_prompt: LongestPrompt,
     seconds: float | None = None,
     attempts: int = 2,
+    agent: AgentPolicy | None = None,
 ) -> TokenEpisode:
-    """Start an episode, play it and always close it. An episode that fails for a reason other than the model is played
-    again from its start, at most `attempts` times in all; the last one has the `failure`. A failed start is not
-    repeated here: `RowEpisodes` does that."""
+    """Start an episode, have the model or an agent play it, and always close it. An episode that fails for a reason
+    other than the model is played again from its start, at most `attempts` times in all; the last one has the
+    `failure`. A failed start is not repeated here: `RowEpisodes` does that."""
     for _ in range(attempts):
         started = await or_error(start())
         played = TokenEpisode(chat, hooks, started, sample, longest_prompt=longest_prompt, seconds=seconds)
         if isinstance(started, ServeError):
             return played
         async with started:
-            await played.play()
+            await (played.play() if agent is None else played.play_agent(agent))
         if played.failure is None:
             break
     return played

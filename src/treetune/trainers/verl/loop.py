@@ -30,6 +30,7 @@ from treetune.core.order import derive_seed
 from treetune.data.rows.formats import task_to_score
 from treetune.errors import MissingExtraError, UsageError
 from treetune.serve import ServeError
+from treetune.trainers.agents import ONE_ROW
 from treetune.trainers.episodes import is_misuse, share_episodes
 from treetune.trainers.single_turn import read_scored_by
 from treetune.trainers.token_episode import FailureLog, Hooks, TokenEpisode, play_episode
@@ -144,6 +145,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
             timeout=self.settings.model_timeout,
             request_id=f"det-{priority or 0}" if config.get("full_determinism") else None,
             priority=priority,
+            agent=self.settings.agent is not None,
             seed_of=find_seeds(config, row) if self.settings.seeded else None,
         )
 
@@ -166,6 +168,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
             longest_prompt=calls.longest_prompt,
             seconds=settings.seconds,
             attempts=settings.attempts,
+            agent=episodes.agent,
         )
 
     def _obstacle(self) -> str | None:
@@ -185,19 +188,24 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
     def _write(self, played: TokenEpisode, calls: ModelCalls, ended: EpisodeScore, v1: bool) -> Any:
         sequences = played.tokens.sequences
         experts = calls.experts_of(sequences)
-        if len(sequences) > 1 and not v1:
+        if len(sequences) > 1 and (not v1 or self._obstacle()):
             failures.warn_once(
                 "history was rewritten in an episode: verl's v0 trainer gets only the messages since then"
+                if played.record is None
+                else ONE_ROW.format(left=f"{len(sequences) - 1} others of this episode")
             )
             sequences, experts = sequences[-1:], experts[-1:]
         # The v0 trainer needs the same keys in every sample.
         own = played.metrics if v1 else {key: played.metrics[key] for key in ("truncated", "raw_reward")}
         information = {**own, "acc": ended.passed, "num_turns": played.turns, "failed": 0.0}
         fields = {**calls.fields, "turn_scores": list(played.rewards), "reward_extra_info": information}
+        if not sequences:  # an agent that has not asked the model: its reward counts, and trains nothing
+            return self._write_masked(calls, ended, False, {})
         outputs = []
         rewards, (credit, discount) = played.shape_each(played.turns), played.contract.turn_credit
         for sequence, routed in zip(sequences, experts, strict=True):
             given = sequence.mask.index(1) if 1 in sequence.mask else len(sequence.ids)
+            given = min(given, self.rollout_config.prompt_length)  # the rest of a long prompt is masked in the response
             spans = [(turn, first - given, end - given) for turn, first, end in sequence.spans]
             if v1:
                 fields["turn_credit"] = {"by": credit, "discount": discount, "rewards": rewards, "spans": spans}

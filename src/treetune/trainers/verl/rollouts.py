@@ -61,14 +61,16 @@ class ModelCalls:
         request_id: str | None = None,
         priority: int | None = None,
         seed_of: Callable[[int], int] | None = None,
+        agent: bool = False,
     ) -> None:
         """`request_id` names the episode if a run must be repeatable; otherwise each attempt has its own. `timeout`
-        applies to one call, in seconds. `seed_of` gives the seed of each call by its number, also across
-        attempts: another attempt may take other answers."""
+        applies to one call, in seconds. With an `agent`, any call may begin a conversation of its own. `seed_of` gives
+        the seed of each call by its number, also across attempts: another attempt may take other answers."""
         self._generate, self._params = generate, sampling_params
         self._prompt_length, self._response_length = prompt_length, response_length
         self._timeout, self._given_id = timeout, request_id
         self._seed_of, self._number = seed_of, 0
+        self._agent = agent
         self._further = {} if priority is None else {"priority": priority}
         self.begin()
 
@@ -76,6 +78,8 @@ class ModelCalls:
         """Start an episode, or start it again."""
         self._request_id = self._given_id or uuid4().hex
         self._longest: int | None = None
+        self._openings: list[list[int]] = []
+        """The first prompts of an agent's conversations."""
         self.fields: dict[str, Any] = {}
         """The engine's report: the versions of the weights that sampled the first and the last token."""
         self.seconds = 0.0
@@ -85,13 +89,19 @@ class ModelCalls:
     def longest_prompt(self) -> int | None:
         """The prompt limit: that of verl for the first prompt; everything after it must fit into verl's response, with
         room for an answer."""
+        if self._agent:
+            return None  # `sample` says whether there is room
         return self._prompt_length if self._longest is None else self._longest - 1
 
-    async def sample(self, prompt: Prompt) -> Sampled:
+    async def sample(self, prompt: Prompt) -> Sampled | None:
         ids = prompt.ids
-        if self._longest is None:
+        if self._agent:
+            self._longest = self._open(ids)
+        elif self._longest is None:
             self._longest = len(ids) + self._response_length
         room = self._longest - len(ids)
+        if room < 1:
+            return None
         own = {"max_tokens": min(room, self._params.get("max_tokens") or room)}
         if self._seed_of is not None:
             own["seed"] = self._seed_of(self._number)
@@ -114,6 +124,14 @@ class ModelCalls:
         wanted = self._params.get("logprobs") or said.log_probs
         return Sampled(list(said.token_ids), list(said.log_probs or ()) if wanted else None, prompt_ids=ids)
 
+    def _open(self, ids: list[int]) -> int:
+        """The most tokens of the conversation that a prompt belongs to: verl's prompt may be as long as its first one,
+        and everything after that must fit into verl's response."""
+        opening = next((each for each in self._openings if ids[: len(each)] == each), None)
+        if opening is None:
+            self._openings.append(opening := ids)
+        return min(len(opening), self._prompt_length) + self._response_length
+
     def _note(self, said: Any) -> None:
         reported = said.extra_fields or {}
         if not self.fields:
@@ -129,6 +147,8 @@ class ModelCalls:
         all."""
         if not any(routed is not None for routed in self._experts):
             return [None] * len(sequences)
+        if self._agent:
+            raise UsageError("the experts of an agent's calls cannot be replayed", remedy="switch router replay off")
         found, turn = [], -1
         for sequence in sequences:
             starts = zip([0, *sequence.mask], sequence.mask, strict=False)
