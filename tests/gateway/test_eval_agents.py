@@ -129,11 +129,24 @@ def test_what_an_agent_cannot_play_is_refused_before_it_starts(treetune, tmp_pat
         (["arithmetic", "--agent", "no-such-program --fast"], "no program 'no-such-program'"),
         (["arithmetic", "--agent", "'"], "is not a command"),
         (["alphabet-sort", "--agent", "./my_agent.py"], "several turns"),
-        (["arithmetic", "--agent", "./my_agent.py", "--serve", "1"], "in the process of the evaluation"),
     ):
         result = treetune("eval", *arguments, "-m", "scripted:gold", "-n", 1)
         assert result.code == 2, result.err
         assert why in result.err, result.err
+
+
+def test_settings_stand_next_to_the_name_of_an_agent(evaluate):
+    result, traces = evaluate(AGENT, "--agent.limits.calls", 1, "--agent.env.SEEN", "here")
+    assert result.code == 0, result.err
+    assert [trace.outcome.value for trace in traces] == ["truncated"] * 2
+    assert all("its 1 calls are spent" in trace.agent.over for trace in traces)
+
+
+def test_workers_of_a_server_have_agents_play(treetune, tmp_path):
+    (tmp_path / "my_agent.py").write_text(AGENT)
+    options = ["arithmetic", "--agent", "./my_agent.py", "-m", "scripted:gold", "-n", 2, "--serve", 1, "-o", "run"]
+    assert treetune("eval", *options).code == 0
+    assert [(trace.reward, len(trace.agent.calls)) for trace in open_run(tmp_path / "run").traces()] == [(1.0, 2)] * 2
 
 
 def test_the_program_in_another_users_run_is_not_run(treetune, tmp_path):

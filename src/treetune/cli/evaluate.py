@@ -55,13 +55,7 @@ def eval_command(
             autocompletion=complete_model,
         ),
     ] = None,
-    agent: Annotated[
-        str | None,
-        option(
-            "A program that plays each task and calls the model itself: ./my_agent.py, or 'COMMAND ARGUMENTS'. "
-            "It runs on this machine, and reads its task in the file $TREETUNE_TASK."
-        ),
-    ] = None,
+    agent: options.Agent = None,
     num_tasks: options.NumTasks = None,
     task: Annotated[
         list[str] | None,
@@ -92,7 +86,7 @@ def eval_command(
     first.
 
     Set keys of the config with dots: --taskset.level 2, --sampling.temperature 0.7, --limits.timeout 60,
-    --endpoint.base_url http://127.0.0.1:8000/v1
+    --endpoint.base_url http://127.0.0.1:8000/v1, --agent.limits.calls 50
     """
     from_run = resume and not targets and server is None and output is not None
     overrides = read_overrides(context, trust=trust and not from_run)
@@ -112,7 +106,6 @@ def eval_command(
     ceilings = {"max_judge_tokens": max_judge_tokens, "max_tokens_total": max_tokens_total}
     given = without_none(
         {
-            "agent": agent,
             "pass_threshold": pass_threshold,
             "tasks": _read_indices(task or []) or None,
             **sizes,
@@ -125,6 +118,7 @@ def eval_command(
         if model is None:
             evaluating.refuse_foreign_model(target, trust)
         data = {"model": "", **read_target(target, raw, split), **given, **without_none({"model": model})}
+        data = options.with_agent(data, agent)
         evaluation = evaluating.read_config(data, evaluating.EvalConfig, raw, target)
         return evaluating.EvalPlan(evaluation, workers=serve, loggers=open_loggers(log or ()))
 

@@ -116,6 +116,13 @@ Split = Annotated[
 ]
 Output = Annotated[Path | None, option("The folder for the results.", "-o", "--output")]
 Resume = Annotated[bool, option("Resume the results in -o: play only what is missing or failed.")]
+Agent = Annotated[
+    str | None,
+    option(
+        "What plays each task and calls the model itself: a known agent (codex, claude-code, ...), ./my_agent.py, "
+        "FILE.py:FUNCTION, a YAML file, or 'COMMAND ARGUMENTS'. It runs on the machine of its task, or here."
+    ),
+]
 Trust = Annotated[bool, option("Run code that is named in rows or in another user's run folder.", "--trust")]
 Log = Annotated[
     list[str] | None,
@@ -142,7 +149,8 @@ TASKS = ("taskset", "train_tasks", "val_tasks")
 _PLAYED = (*TASKS, "sampling", "limits", "endpoint")
 OVERRIDABLE = {
     **dict.fromkeys(("build", "export", "push", "show", "train"), TASKS),
-    **dict.fromkeys(("audit", "eval", "profile", "serve"), _PLAYED),
+    **dict.fromkeys(("audit", "profile"), _PLAYED),
+    **dict.fromkeys(("eval", "serve"), (*_PLAYED, "agent")),
     "gateway": ("limits", "sampling", "template"),
     "validate": (*TASKS, "limits"),
 }
@@ -187,3 +195,11 @@ def read_overrides(
             beginnings = ", ".join(f"--{group}." for group in groups)
             raise UsageError(f"unknown argument --{key}{hint}", remedy=f"dotted overrides begin with {beginnings}")
     return overrides | ({"taskset.trust": "true"} if trust else {})
+
+
+def with_agent(data: dict[str, Any], agent: str | None) -> dict[str, Any]:
+    """The config with the agent of `--agent`, next to settings such as `--agent.limits.calls`."""
+    if agent is None:
+        return data
+    settings = data.get("agent")
+    return {**data, "agent": {**settings, "name": agent} if isinstance(settings, dict) else agent}

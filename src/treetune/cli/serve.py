@@ -30,6 +30,7 @@ from treetune.core.from_config import build_taskset
 from treetune.core.policy import Sampling
 from treetune.core.taskset import Taskset
 from treetune.errors import ConfigError, MissingExtraError, TreetuneError, UsageError, plural
+from treetune.gateway import read_agent
 from treetune.loggers import About, RewardCurve, open_loggers
 from treetune.models import EndpointConfig, check_reachable
 from treetune.runs.rolling import RollingRun
@@ -66,6 +67,7 @@ def serve_command(
         list[str] | None,
         option("The model that plays rollouts. Repeatable; the first is the default.", "-m", "--model"),
     ] = None,
+    agent: options.Agent = None,
     allow_endpoint: Annotated[
         list[str] | None, option("The address of a model server that requests may use. Repeatable.")
     ] = None,
@@ -135,12 +137,16 @@ def serve_command(
     sampling = convert(data.get("sampling"), Sampling, path="sampling", raw=overrides, source=target)
     limits = convert(data.get("limits"), Limits, path="limits", raw=overrides, source=target)
     asked = {key: value for key, value in (data.get("endpoint") or {}).items() if key != "api_key_env"}
+    data = options.with_agent(data, agent)
+    if data.get("agent") is not None:
+        read_agent(data["agent"])
     names = model or ([str(data["model"])] if data.get("model") else [])
     models = serve.ModelsConfig(
         model=names[0] if names else None,
         endpoint=endpoint,
         models={name: endpoint for name in names[1:]},
         sampling=sampling,
+        agent=data.get("agent"),
         allowed_endpoints=[
             convert({**asked, "base_url": url}, EndpointConfig, path="--allow-endpoint") for url in allow_endpoint or []
         ],

@@ -141,8 +141,8 @@ class EvalPlan:
         from treetune.gateway import read_agent
 
         read_agent(agent)
-        if self._is_elsewhere:
-            raise UsageError("an agent runs in the process of the evaluation", remedy="leave out --serve and --server")
+        if self.remote:
+            raise UsageError("agents run where the tasks are", remedy="start that server with --agent instead")
         taskset, first = self.evaluation.taskset, self.first_task()
         if not takes_agents(taskset, first):
             problem = f"{taskset.name} has several turns or tools: agents play tasks with one answer, or on a machine"
@@ -158,7 +158,7 @@ class EvalPlan:
         if not self._is_elsewhere and self._policy is None:
             policy = load_policy(self.model, self.evaluation.taskset, self.evaluation.config.endpoint)
             if (agent := self.evaluation.config.agent) is not None:
-                from treetune.gateway import AgentPolicy  # only agents need a server
+                from treetune.gateway import AgentPolicy  # only agents need a gateway
 
                 policy = AgentPolicy(agent, policy)
             self._policy = policy
@@ -278,7 +278,9 @@ async def open_host(evaluation: Evaluation, policy: Policy | None, workers: int 
             # Our own server without a door: its host is called directly.
             settings = serve.ServerConfig(capacity=config.max_concurrent + config.num_rollouts, limits=config.limits)
             models = serve.ModelsConfig(
-                model=config.model, endpoint=opened.enter_context(running(config.model, config.endpoint))
+                agent=config.agent,
+                model=config.model,
+                endpoint=opened.enter_context(running(config.model, config.endpoint)),
             )
             server = serve.EnvServerPool(taskset, settings, models, serve.PoolConfig(workers=workers), doors=[])
             opened.push_async_callback(server.close)

@@ -40,7 +40,7 @@ Play = Callable[[Any, Any], Awaitable[str]]
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str = ""
-    """A known agent, whose settings the others override; or the agent's name in traces."""
+    """What the other settings override: a known agent, a program, `FILE.py:FUNCTION`; or only a name for traces."""
     command: list[str] = []
     """The program and its arguments. `TREETUNE_TASK` is the path of a file with the problem; `OPENAI_BASE_URL`,
     `ANTHROPIC_BASE_URL` and others lead to the model."""
@@ -53,6 +53,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Further environment variables."""
     folders: list[str] = []
     """Further files and folders of this host that it can read in the sandbox."""
+    tokenizer: str | None = None
+    """The folder or the name of the model at the endpoint, if that is vLLM or SGLang. It is then asked with tokens, so
+    that they are recorded."""
     limits: SessionLimits = SessionLimits()
     """The limits of one rollout. An agent that reaches one is ended, and what it left is scored."""
     memory_mb: int = 4096
@@ -94,16 +97,19 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class PythonAgent(NamedTuple):
     name: str
     play: Play
+    limits: SessionLimits = SessionLimits()
+    tokenizer: str | None = None
 
 
 def read_agent(agent: str | Mapping[str, Any]) -> AgentConfig | PythonAgent:
     """Read an agent: the name of a known one, a Python file, `FILE.py:FUNCTION`, a command line, a YAML file with its
     settings, or these settings. Raises UsageError if it cannot be started."""
     if not isinstance(agent, str):
-        known = known_agents()
-        name = agent.get("name")
-        base = msgspec.to_builtins(known[name]) if name in known else {}
-        config = convert(deep_merge(base, dict(agent)), AgentConfig, path="agent")
+        base: Any = {} if "command" in agent or "name" not in agent else read_agent(str(agent["name"]))
+        if isinstance(base, PythonAgent):
+            given = convert({**agent, "name": base.name}, AgentConfig, path="agent")
+            return base._replace(limits=given.limits, tokenizer=given.tokenizer)
+        config = convert(deep_merge(msgspec.to_builtins(base), dict(agent)), AgentConfig, path="agent")
     elif agent in known_agents():
         config = known_agents()[agent]
     elif agent.endswith((".yaml", ".yml")):

@@ -32,7 +32,8 @@ from treetune.gateway.gateway import Gateway
 from treetune.gateway.programs import SOCKET, SOCKETS, ProgramEnded, run_here, run_on_machine
 from treetune.gateway.prompts import Prompts, TokenModel
 from treetune.gateway.server import GatewayServer, list_variables
-from treetune.gateway.session import Session, SessionLimits
+from treetune.gateway.session import Session
+from treetune.gateway.upstream import HttpSampler
 from treetune.sandbox.limits import SandboxLimits
 from treetune.sandbox.machines import HOST
 
@@ -44,7 +45,7 @@ class AgentPolicy(Agent):
         """The `policy` answers the calls of the agent. Tokens are recorded if it is a local model, or one of vLLM."""
         self.agent = agent if isinstance(agent, AgentConfig | PythonAgent) else read_agent(agent)
         self.name = policy.name if policy is not None else self.agent.name
-        self._policy, self._model = policy, None if policy is None else _token_model(policy)
+        self._policy, self._model = policy, None if policy is None else _token_model(policy, self.agent.tokenizer)
         self._folder = tempfile.TemporaryDirectory(prefix="treetune-gateway-")
         Path(self._folder.name).chmod(0o711)  # a machine's user may pass, and must know the name
         self.gateway = Gateway(name="policy")
@@ -65,7 +66,7 @@ class AgentPolicy(Agent):
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._server.start())
         url = await asyncio.shield(self._starting)
-        agent, limits = self.agent, self.agent.limits if isinstance(self.agent, AgentConfig) else SessionLimits()
+        agent, limits = self.agent, self.agent.limits
         if assignment.machine is not None and (most := assignment.machine.seconds) is not None:
             limits = replace(limits, seconds=min(limits.seconds, max(most, 0.001)))
         session = self.gateway.open(limits, assignment.sampling, behind=behind, records=True)
@@ -117,6 +118,8 @@ class AgentPolicy(Agent):
             await self._starting
             await self._server.close()
         self._folder.cleanup()
+        if self._model is not None and isinstance(self._model.sampler, HttpSampler):
+            self._model.sampler.close()
         if self._policy is not None:
             await self._policy.close()
 
@@ -150,9 +153,11 @@ async def _call(agent: PythonAgent, assignment: Assignment, client: AgentClient)
     return ProgramEnded(answer, 0)
 
 
-def _token_model(policy: Policy) -> TokenModel | None:
+def _token_model(policy: Policy, tokenizer: str | None) -> TokenModel | None:
     """The tokens of a policy's model; None if it works on messages."""
+    from treetune.data.rows.prompt_lengths import load_tokenizer
     from treetune.models.local import LocalPolicy
+    from treetune.models.openai import OpenAIPolicy
     from treetune.models.vllm import PREFIX, VllmPolicy
 
     if isinstance(policy, LocalPolicy):
@@ -160,12 +165,12 @@ def _token_model(policy: Policy) -> TokenModel | None:
 
         return TokenModel(Prompts(ChatTokens(policy.tokenizer, rewrites="keep")), LocalSampler(policy))
     if isinstance(policy, VllmPolicy):
-        from treetune.data.rows.prompt_lengths import load_tokenizer
-        from treetune.gateway.upstream import HttpSampler
-
-        chat = ChatTokens(load_tokenizer(policy.name.removeprefix(PREFIX)), rewrites="keep")
-        return TokenModel(Prompts(chat), HttpSampler(policy.endpoint.base_url))
-    return None
+        tokenizer = tokenizer or policy.name.removeprefix(PREFIX)
+    if tokenizer is None or not isinstance(policy, OpenAIPolicy):
+        return None
+    endpoint, chat = policy.endpoint, ChatTokens(load_tokenizer(tokenizer), rewrites="keep")
+    sampler = HttpSampler(endpoint.base_url, policy.called, api_key=endpoint.api_key(), seconds=endpoint.timeout)
+    return TokenModel(Prompts(chat), sampler)
 
 
 class _Answers:

@@ -42,7 +42,7 @@ class OpenAIPolicy:
     def __init__(self, model: str, endpoint: EndpointConfig, called: str | None = None) -> None:
         """`called` is the model's name at the server, if it differs."""
         self.name = model
-        self._model = called or model
+        self.called = called or model
         self.endpoint = endpoint
         self._call_format = check_name(endpoint.call_format)
         self._server = Endpoint(endpoint)
@@ -88,7 +88,7 @@ class OpenAIPolicy:
 
     def _body(self, request: Request) -> dict[str, Any]:
         sampling = request.sampling
-        body: dict[str, Any] = {"model": self._model, "messages": request.messages}
+        body: dict[str, Any] = {"model": self.called, "messages": request.messages}
         for name in ("temperature", "top_p", "max_tokens"):
             if (value := getattr(sampling, name)) is not None:
                 body[name] = value

@@ -59,6 +59,8 @@ class ModelsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Endpoints that a request may name by address, with any model: for example a trainer's own inference servers."""
     sampling: Sampling = Sampling()
     """How models are sampled unless a request overrides it."""
+    agent: str | dict[str, Any] | None = None
+    """An agent that plays rollouts, with the model behind a gateway; None if the model plays them itself."""
 
 
 class Models:
@@ -67,7 +69,7 @@ class Models:
         own = {config.model: config.endpoint} if config.model is not None else {}
         self._endpoints = {**own, **config.models}
         self.names = list(self._endpoints)
-        self._taskset = taskset
+        self._taskset, self._agent = taskset, config.agent
         self._allowed = {endpoint.base_url.rstrip("/"): endpoint for endpoint in config.allowed_endpoints}
         self._policies: OrderedDict[tuple[str, str | None], Policy] = OrderedDict()
         self.sampling = config.sampling
@@ -94,7 +96,7 @@ class Models:
     def policy_of(self, model: str | None, endpoint: str | None) -> Policy:
         key = (model or self.default or "", endpoint.rstrip("/") if endpoint is not None else None)
         if key not in self._policies:
-            self._policies[key] = self._load(*self.check(model, endpoint))
+            self._policies[key] = self._behind_agent(self._load(*self.check(model, endpoint)))
             if len(self._policies) > _MOST_POLICIES:
                 _, retired = self._policies.popitem(last=False)
                 loop = asyncio.get_running_loop()  # after an hour no call can be waiting for it
@@ -110,6 +112,13 @@ class Models:
 
             return OpenAIPolicy(name, self._allowed[address])
         return load_policy(name, self._taskset, self._endpoints[name])
+
+    def _behind_agent(self, policy: Policy) -> Policy:
+        if self._agent is None:
+            return policy
+        from treetune.gateway import AgentPolicy  # only agents need a gateway
+
+        return AgentPolicy(self._agent, policy)
 
     async def close(self) -> None:
         for policy in self._policies.values():
