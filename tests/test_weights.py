@@ -143,7 +143,7 @@ def test_whatever_a_trainer_does_sequences_stay_whole(goes_on, seed):
 
 
 def test_a_server_that_aborts_every_call_is_told_of_and_not_asked_for_ever(monkeypatch):
-    monkeypatch.setattr("treetune.play.rollout.LONGEST_WAIT", 0.001)
+    monkeypatch.setattr("treetune.play.weights.LONGEST_WAIT", 0.001)
 
     class Aborts(Model):
         async def complete(self, request):

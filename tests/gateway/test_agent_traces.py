@@ -208,7 +208,7 @@ def test_a_function_of_a_trainer_can_sample():
                 ids = tokenizer("I am the trainer's.<end>")["input_ids"]
                 if hear is not None:
                     for token in ids:
-                        hear([token], None)
+                        hear(Sampled([token]))
                 return Sampled(ids, [-0.5] * len(ids), versions=[3] * len(ids))
 
         gateway = Gateway(tokenizer, Trainer())

@@ -58,6 +58,8 @@ class Engine:
         self.begun: list[dict[str, Any]] = []
         self.sampled: list[tuple[list[int], list[int]]] = []
         self.cancelled = 0
+        self.plans: list[tuple[list[int], list[int]]] = []
+        """What it meant to sample after a prompt: a call that was aborted goes on as it had begun."""
 
     def answer(self, text: str, number: int) -> list[int]:
         rng = random.Random(f"{self.script.get('seed')}/{number}")
@@ -90,17 +92,38 @@ class Engine:
         given, number = body["prompt"], len(self.begun)
         self.begun.append(body)
         text = self.tokenizer.decode(given)
-        out, finish = self.answer(text, number), "stop"
+        begun, out = self.go_on(given)
+        if not begun:
+            out = self.answer(text, number)
+            self.plans.append((given, out))
+        finish = "stop"
         if len(out) > body["max_tokens"]:
             out, finish = out[: body["max_tokens"]], "length"
         try:
-            return await self.send(request, given, out, finish, bool(body.get("stream")), "[hang]" in text)
+            if (most := self.script.get("aborts", {}).get(str(number))) is not None:
+                out, finish = out[:most], "abort"
+            return await self.send(request, given, out, finish, bool(body.get("stream")), "[hang]" in text, begun)
         except (asyncio.CancelledError, ConnectionResetError):
             self.cancelled += 1
             raise
 
+    def go_on(self, given: list[int]) -> tuple[int, list[int]]:
+        """How many tokens of this prompt are the beginning of an answer, and the rest of it."""
+        for prompt, out in self.plans:
+            begun = len(given) - len(prompt)
+            if 0 < begun < len(out) and given == prompt + out[:begun]:
+                return begun, out[begun:]
+        return 0, []
+
     async def send(
-        self, request: web.Request, given: list[int], out: list[int], finish: str, stream: bool, hangs: bool
+        self,
+        request: web.Request,
+        given: list[int],
+        out: list[int],
+        finish: str,
+        stream: bool,
+        hangs: bool,
+        begun: int,
     ) -> web.StreamResponse:
         fault = self.script["fault"]
         await asyncio.sleep(self.script["delay"])
@@ -122,11 +145,13 @@ class Engine:
                 text='{"choices": [{"token_ids": [5], "logprobs": {"token_logprobs": [0.5]}, '
                 '"text": "x", "finish_reason": "stop"}]}'
             )
+        whole = (given[: len(given) - begun], given[len(given) - begun :] + out)
+        versions = self.script.get("versions", [7])
+        metadata = {"weight_version": str(versions[min(len(self.begun), len(versions)) - 1])}
         if not stream:
-            self.sampled.append((given, out))
-            return web.json_response(
-                {"choices": [self.choice(out, 0, len(out), finish)], "metadata": {"weight_version": "7"}}
-            )
+            if finish != "abort":
+                self.sampled.append(whole)
+            return web.json_response({"choices": [self.choice(out, 0, len(out), finish)], "metadata": metadata})
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
         step = random.Random(len(out)).choice([1, 3, 8])
@@ -138,12 +163,13 @@ class Engine:
                 request.transport.abort()
                 return answer
             why = finish if at + step >= len(out) else None
-            part = {"choices": [self.choice(out, at, at + step, why)]}
+            part = {"choices": [self.choice(out, at, at + step, why)], "metadata": metadata}
             if fault == "error event" and at:
                 part = {"error": {"message": "the engine is out of memory"}}
             await answer.write(f"data: {json.dumps(part)}\n\n".encode())
             await asyncio.sleep(self.script["pause"])
-        self.sampled.append((given, out))
+        if finish != "abort":
+            self.sampled.append(whole)
         await answer.write(b"data: [DONE]\n\n")
         return answer
 

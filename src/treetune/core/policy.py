@@ -43,8 +43,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def over(self, usual: Sampling) -> Sampling:
         """These settings, with values of `usual` for those that are not set here."""
         unsaid = Sampling()
-        if usual == unsaid:
-            return self
+        if usual == unsaid or self == unsaid:
+            return self if usual == unsaid else usual
         values = ((name, getattr(self, name)) for name in self.__struct_fields__)
         said = {name: value for name, value in values if value != getattr(unsaid, name)}
         return msgspec.structs.replace(usual, **{**said, "extra": {**usual.extra, **self.extra}})

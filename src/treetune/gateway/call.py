@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from treetune.chat.message import Message
 from treetune.chat.tokens import Prompt
 from treetune.core.policy import Completion, Sampling
+from treetune.errors import PolicyError
 from treetune.system.http_error import HttpError
 
 
@@ -48,19 +49,38 @@ class Reply(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """What a model sampled after a prompt."""
+    """What a model sampled after a prompt, or a part of it."""
 
     ids: list[int] | None
     """The sampled tokens; None if the upstream returned only text."""
     logprobs: list[float] | None = None
     finish: str = "stop"
+    """Why it ended. After `abort`, the call continues from its tokens."""
     versions: list[int] | None = None
-    """The version of the weights for each token, if known."""
+    """The version of the weights for each token, -1 if unknown."""
     text: str = ""
     """The answer as text, needed only without ids."""
 
 
-Hear = Callable[[list[int], str | None], None]
+def join(parts: Sequence[Sampled]) -> Sampled:
+    """The whole of these parts. It has no ids if a part has none."""
+    text, finish = "".join([part.text for part in parts]), parts[-1].finish
+    ids: list[int] = []
+    logprobs: list[float] = []
+    versions: list[int] = []
+    for part in parts:
+        if part.ids is None:
+            return Sampled(None, finish=finish, text=text)
+        ids += part.ids
+        logprobs += part.logprobs or []
+        versions += [-1] * len(part.ids) if part.versions is None else part.versions
+    if logprobs and len(logprobs) != len(ids):
+        raise PolicyError(f"the engine sent {len(logprobs)} logprobs for {len(ids)} tokens")
+    has_versions = any(version >= 0 for version in versions)
+    return Sampled(ids, logprobs if logprobs or not ids else None, finish, versions if has_versions else None, text)
+
+
+Hear = Callable[[Sampled], None]
 """Receives tokens while they are sampled, with their text if the upstream sends it."""
 
 
@@ -73,8 +93,10 @@ class Answerer(Protocol):
 class Sampler(Protocol):
     """Samples tokens after tokens: an engine over HTTP, a model in this process, a trainer's own generation."""
 
-    context: int | None
-    """The maximum number of tokens of a prompt and its answer, if known."""
+    @property
+    def context(self) -> int | None:
+        """The maximum number of tokens of a prompt and its answer, if known."""
+        ...
 
     async def __call__(self, prompt: Prompt, sampling: Sampling, hear: Hear | None) -> Sampled:
         """Sample one answer. Cancelling the call stops the sampling."""

@@ -6,7 +6,6 @@ session = gateway.open()
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +17,7 @@ from treetune.core.policy import Sampling
 from treetune.gateway.call import Answerer, Call, Refused, Sampler
 from treetune.gateway.prompts import Prompts, TokenModel
 from treetune.gateway.session import Session, SessionLimits
+from treetune.play.weights import Weights
 
 MOST_SESSIONS = 10_000
 _KEPT_SECONDS = 3600.0
@@ -36,12 +36,14 @@ class Gateway:
         arguments: Mapping[str, Any] | None = None,
         limits: SessionLimits | None = None,
         sampling: Sampling | None = None,
+        weights: Weights | None = None,
     ) -> None:
         """`name` is the model's name for agents. Without a `sampler`, each session has its own (`behind`).
         `rewrites`, `call_format` and the `arguments` of the chat template are those of `ChatTokens`. `limits` and
-        `sampling` are the defaults of its sessions."""
+        `sampling` are the defaults of its sessions. While the `weights` are paused, calls wait."""
         self.sampler, self.name = sampler, name
         self.limits, self.sampling = limits or SessionLimits(), sampling or Sampling()
+        self.weights = weights or Weights()
         self.sessions: dict[str, Session] = {}
         self.ended: OrderedDict[str, str] = OrderedDict()
         """The keys of sessions that were dropped, with the reason."""
@@ -61,14 +63,13 @@ class Gateway:
         """Open a session. `sampling` overrides what its agent asks for; calls of another `model` are side calls.
         `behind` answers instead of the gateway's sampler. With `records`, the messages of all calls are kept."""
         if len(self.sessions) >= MOST_SESSIONS:
-            oldest = time.monotonic() - _KEPT_SECONDS
-            for session in [session for session in self.sessions.values() if session.ends_at < oldest]:
+            for session in [session for session in self.sessions.values() if session.seconds_left < -_KEPT_SECONDS]:
                 self.drop(session)
             if len(self.sessions) >= MOST_SESSIONS:
                 raise Refused(429, f"{MOST_SESSIONS:,} sessions are open: end some (DELETE /sessions/KEY)", "busy")
         behind = behind or self._model
         assert behind is not None, "neither the gateway nor its session has a sampler"
-        session = Session(behind, limits or self.limits, sampling or self.sampling, model, records)
+        session = Session(behind, limits or self.limits, sampling or self.sampling, model, records, self.weights)
         self.sessions[session.key] = session
         return session
 

@@ -24,11 +24,11 @@ class LocalSampler:
     async def __call__(self, prompt: Prompt, sampling: Sampling, hear: Hear | None) -> Sampled:
         loop, is_cancelled = asyncio.get_running_loop(), False
 
-        def hear_token(token: int) -> None:
+        def hear_token(token: int, logprob: float) -> None:
             if is_cancelled:
                 raise _Stopped
             if hear is not None:
-                loop.call_soon_threadsafe(hear, [token], None)
+                loop.call_soon_threadsafe(hear, Sampled([token], [logprob]))
 
         async with self._busy:
             rng = random.Random(sampling.seed)

@@ -251,7 +251,7 @@ class _Shown:
         self._has_reasoning = False
 
     def write(self, events: Events, parts: Sequence[Part | None]) -> bytes:
-        return b"".join(b": sampling\n\n" if part is None else self._write(events, part) for part in parts)
+        return b"".join([b": sampling\n\n" if part is None else self._write(events, part) for part in parts])
 
     def _write(self, events: Events, part: Part) -> bytes:
         if part[0] == "content":

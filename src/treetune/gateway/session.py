@@ -24,7 +24,7 @@ from treetune.chat.tokens import ChatTokens, Prompt, Tokens
 from treetune.core.policy import Sampling, Usage
 from treetune.core.trace import AgentRecord, Lineage, Turn
 from treetune.errors import ContextFullError, UsageError, reason_of
-from treetune.gateway.call import Answerer, Call, Hear, Refused, Reply
+from treetune.gateway.call import Answerer, Call, Hear, Refused, Reply, Sampled
 from treetune.gateway.pieces import (
     NOTHING,
     SIDE,
@@ -38,7 +38,9 @@ from treetune.gateway.pieces import (
     next_digest,
 )
 from treetune.gateway.prompts import Prompts, TokenModel
+from treetune.gateway.resuming import ResumingSampler
 from treetune.gateway.streaming import Part, TextStream, begins_thought, split_reasoning
+from treetune.play.weights import Weights
 from treetune.system.http_error import HttpError
 
 _MOST_REPLIES = 64
@@ -121,11 +123,13 @@ class Session:
         sampling: Sampling,
         model: str | None,
         records: bool = False,
+        weights: Weights | None = None,
     ) -> None:
         """`sampling` overrides what the agent asks for. Calls of any other `model` are side calls. `records`: whether
-        the messages of the calls are kept."""
+        the messages of the calls are kept. Calls wait while the `weights` are paused, and the time stands still."""
         self.key = secrets.token_urlsafe(24)
         self.limits, self.sampling, self.model = limits, sampling, model
+        self._set_by_run = [(name, own) for name in sampling.__struct_fields__ if (own := getattr(sampling, name))]
         self.tree = Tree(model)
         self.counts: Counter[str] = Counter()
         self.notes: Counter[str] = Counter()
@@ -140,7 +144,10 @@ class Session:
         self.calls: dict[int, Turn] = {}
         """The messages of the delivered calls, by number, if they are kept."""
         self._records = records
-        self.ends_at = time.monotonic() + limits.seconds
+        weights = weights or Weights()
+        self._clock, self._ends_at = weights.clock, weights.clock() + limits.seconds
+        if isinstance(behind, TokenModel):
+            behind = behind._replace(sampler=ResumingSampler(behind.sampler, weights))
         self._behind = behind
         self._number = 0
         self._is_closed = False
@@ -283,27 +290,29 @@ class Session:
         return Refused(410, self.over or "the session is over", "session_over")
 
     def _check(self) -> None:
+        if self._timer is None:
+            self._watch_time()
         limits, spent = self.limits, self.counts["prompt_tokens"] + self.counts["completion_tokens"]
         if self.over is None:
             if self.counts["calls"] >= limits.calls:
                 self.over = f"its {limits.calls:,} calls are spent"
             elif spent >= limits.tokens:
                 self.over = f"its {limits.tokens:,} tokens are spent"
-            elif time.monotonic() >= self.ends_at:
-                self.over = f"its time limit of {limits.seconds:g} seconds is over"
             self.spent = self.over is not None
         if self.over is not None:
             raise self._refusal()
         if len(self._under_way) >= limits.parallel:
             raise Refused(429, f"{limits.parallel} calls are under way, which is the maximum", "rate_limit_error")
-        if self._timer is None:
-            self._watch_time()
         self.counts["calls"] += 1
+
+    @property
+    def seconds_left(self) -> float:
+        return self._ends_at - self._clock()
 
     def _watch_time(self) -> None:
         """Close the session when its time is over."""
-        if (left := self.ends_at - time.monotonic()) > 0:
-            self._timer = asyncio.get_running_loop().call_later(left + 0.001, self._watch_time)
+        if (left := self.seconds_left) > 0:
+            self._timer = asyncio.get_running_loop().call_later(max(0.1, left) + 0.001, self._watch_time)
         else:
             self.spent = True
             self.close(f"its time limit of {self.limits.seconds:g} seconds is over")
@@ -328,7 +337,8 @@ class Session:
             raise Refused(502, reason_of(error), "upstream_error") from error
 
     async def _answer(self, call: Call, number: int, hear: Callable[[Part], None] | None) -> Sample:
-        self.notes.update(call.ignored)
+        if call.ignored:
+            self.notes.update(call.ignored)
         behind = self._behind
         if not isinstance(behind, TokenModel):
             return await self._answer_in_text(behind, call, number)
@@ -412,9 +422,8 @@ class Session:
 
     def _sampling_of(self, call: Call, prompt_tokens: int, context: int | None) -> Sampling:
         """The settings of the run, then those of the agent, within the context of the model."""
-        for name in call.sampling.__struct_fields__:
-            own, asked = getattr(self.sampling, name), getattr(call.sampling, name)
-            if own and asked and own != asked:
+        for name, own in self._set_by_run:
+            if (asked := getattr(call.sampling, name)) and own != asked:
                 self.notes[f"{name} is set by the run"] += 1
         sampling = self.sampling.over(call.sampling)
         most = sampling.max_tokens
@@ -430,8 +439,8 @@ class Session:
 
 
 def _listen(stream: TextStream, hear: Callable[[Part], None]) -> Hear:
-    def listen(ids: list[int], text: str | None) -> None:
-        for part in stream.feed(ids, text):
+    def listen(sampled: Sampled) -> None:
+        for part in stream.feed(sampled.ids or [], sampled.text or None):
             hear(part)
 
     return listen

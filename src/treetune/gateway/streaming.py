@@ -27,7 +27,8 @@ class Marks:
         self._marks = tuple(dict.fromkeys(filter(None, marks)))
         longest_first = sorted(self._marks, key=len, reverse=True)
         self._any = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        self._firsts = {mark[0] for mark in self._marks}
+        firsts = {re.escape(mark[0]) for mark in self._marks}
+        self._firsts = re.compile(f"[{''.join(sorted(firsts))}]" if firsts else r"(?!)")
         self._longest = max(map(len, self._marks), default=1)
 
     def find(self, text: str) -> tuple[int, str]:
@@ -37,7 +38,7 @@ class Marks:
     def count_held(self, text: str) -> int:
         """The number of characters at the end that may begin a mark."""
         begin = max(0, len(text) - self._longest + 1)
-        if all(text.find(first, begin) < 0 for first in self._firsts):
+        if self._firsts.search(text, begin) is None:
             return 0
         sizes = range(len(text) - begin, 0, -1)
         return next((size for size in sizes if any(mark.startswith(text[-size:]) for mark in self._marks)), 0)

@@ -24,7 +24,7 @@ from treetune.chat.sampled_tokens import check_ids, check_logprobs
 from treetune.chat.tokens import Prompt
 from treetune.core.policy import Sampling
 from treetune.errors import ContextFullError, PolicyError, UsageError
-from treetune.gateway.call import Hear, Sampled
+from treetune.gateway.call import Hear, Sampled, join
 from treetune.play.weights import parse_version
 from treetune.system.http_body import MOST_BYTES
 
@@ -55,8 +55,9 @@ class _Completion(msgspec.Struct):
 
     @property
     def version(self) -> int | None:
-        found = self.weight_version
-        return parse_version((self.metadata or {}).get("weight_version") if found is None else found)
+        if self.weight_version is not None:
+            return parse_version(self.weight_version)
+        return None if self.metadata is None else parse_version(self.metadata.get("weight_version"))
 
 
 class _Model(msgspec.Struct):
@@ -190,45 +191,35 @@ class _Answer:
 
     def __init__(self, hear: Hear | None) -> None:
         self._hear = hear
-        self._ids: list[int] = []
-        self._logprobs: list[float | None] = []
-        self._text: list[str] = []
+        self._parts: list[Sampled] = []
         self._finish: str | None = None
-        self._version: int | None = None
-        self._has_ids = self._lacks_ids = False
 
     def add(self, content: bytes) -> None:
         try:
-            part = _decode(content)
+            found = _decode(content)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise PolicyError(f"the engine sent no usable completion: {error}") from error
-        if part.error is not None:
-            raise PolicyError(f"the engine failed: {part.error!s:.300}")
-        self._version = part.version if self._version is None else self._version
-        for choice in part.choices[:1]:
+        if found.error is not None:
+            raise PolicyError(f"the engine failed: {found.error!s:.300}")
+        for choice in found.choices[:1]:
             self._finish = choice.finish_reason or self._finish
-            self._text.append(choice.text)
-            ids = choice.token_ids or []
-            if choice.token_ids is not None:
-                self._has_ids = True
-            elif choice.text:
-                self._lacks_ids = True
-            self._ids += ids
-            self._logprobs += choice.logprobs.token_logprobs if choice.logprobs is not None else []
+            ids = [] if choice.token_ids is None and not choice.text else choice.token_ids
+            logprobs = None if choice.logprobs is None else choice.logprobs.token_logprobs
+            version = found.version
+            versions = None if version is None or ids is None else [version] * len(ids)
+            part = Sampled(ids, logprobs, "", versions, choice.text)  # type: ignore[arg-type]  # they are checked last
+            self._parts.append(part)
             if self._hear is not None and (ids or choice.text):
-                self._hear(ids, choice.text or None)
+                self._hear(part)
 
     def finish(self) -> Sampled:
         if self._finish is None:
             raise PolicyError("the engine ended its answer before it was complete")
-        if self._lacks_ids or not self._has_ids:
-            return Sampled(None, finish=self._finish, text="".join(self._text))
-        ids = check_ids(self._ids, "sampled token")
-        logprobs = check_logprobs(self._logprobs) if self._logprobs else None
-        if logprobs is not None and len(logprobs) != len(ids):
-            raise PolicyError(f"the engine sent {len(logprobs)} logprobs for {len(ids)} tokens")
-        versions = None if self._version is None else [self._version] * len(ids)
-        return Sampled(ids, logprobs, self._finish, versions, "".join(self._text))
+        whole = (self._parts[0] if len(self._parts) == 1 else join(self._parts))._replace(finish=self._finish)
+        if whole.ids is None:
+            return whole
+        logprobs = None if whole.logprobs is None else check_logprobs(whole.logprobs)
+        return whole._replace(ids=check_ids(whole.ids, "sampled token"), logprobs=logprobs)
 
 
 class _ClosedError(PolicyError):

@@ -83,10 +83,14 @@ class LocalPolicy(Policy):
         )
 
     def sample(
-        self, prompt_ids: list[int], sampling: Sampling, rng: random.Random, hear: Callable[[int], None] | None = None
+        self,
+        prompt_ids: list[int],
+        sampling: Sampling,
+        rng: random.Random,
+        hear: Callable[[int, float], None] | None = None,
     ) -> tuple[list[int], list[float], str]:
-        """Return the sampled tokens, their logprobs, and why the answer ended. `hear` receives each token; if it
-        raises, sampling stops."""
+        """Return the sampled tokens, their logprobs, and why the answer ended. `hear` receives each of them;
+        if it raises, sampling stops."""
         import torch
 
         temperature = 1.0 if sampling.temperature is None else sampling.temperature
@@ -111,7 +115,7 @@ class LocalPolicy(Policy):
                 logprobs.append(float(logits[token] - logits.logsumexp(0)))
                 feed = torch.tensor([[token]])
                 if hear is not None:
-                    hear(token)
+                    hear(token, logprobs[-1])
                 text = self.tokenizer.decode(ids, skip_special_tokens=True) if sampling.stop else ""
                 if token in self._end_ids or any(stop in text for stop in sampling.stop):
                     finish = "stop"

@@ -25,13 +25,10 @@ from treetune.core.taskset import Taskset
 from treetune.core.trace import Failure, Outcome, Trace, Turn
 from treetune.errors import ContextFullError, EnvironmentFault, PolicyError
 from treetune.play.episode import DeadlinePassed, Episode, Recorded, with_deadline
-from treetune.play.weights import Staleness, Weights
+from treetune.play.weights import MOST_ABORTS, Staleness, Weights, wait_after_abort
 from treetune.system.threads import call
 
 T = TypeVar("T")
-_MOST_ABORTS = 30
-"""How often in a row a model server may abort a call before the rollout fails."""
-LONGEST_WAIT = 5.0
 NO_LOGPROBS = "sampling.logprobs was requested, but the model returned none"
 
 
@@ -261,7 +258,7 @@ class Rollout:
             tools=trace.tools,
         )
         weights, timing, turn = self._weights, trace.timing, trace.turns[-1]
-        for number in range(_MOST_ABORTS):
+        for number in range(MOST_ABORTS):
             if weights is not None and weights.paused:
                 await self._wait(weights)
             version, began = None if weights is None else weights.version, time.perf_counter()
@@ -289,9 +286,9 @@ class Rollout:
             if weights is not None:
                 weights.counts["aborted_calls"] += 1
             if weights is None or not weights.paused:
-                await with_deadline(asyncio.sleep(min(LONGEST_WAIT, 0.05 * 2**number)), self._limits, self._until)
+                await with_deadline(asyncio.sleep(wait_after_abort(number)), self._limits, self._until)
         raise PolicyError(
-            f"the server of {self._policy.name} aborted {_MOST_ABORTS} calls in a row",
+            f"the server of {self._policy.name} aborted {MOST_ABORTS} calls in a row",
             remedy="pause the task server while the weights change: client.pause(), client.resume(version)",
         )
 

@@ -25,6 +25,9 @@ T = TypeVar("T")
 
 PAUSE_SECONDS = 600.0
 LONGEST_PAUSE = 86400.0
+MOST_ABORTS = 30
+"""How often in a row a model server may abort a call before it fails."""
+LONGEST_WAIT = 5.0
 MOST_MODELS = 1024
 """The maximum number of models whose weights are tracked."""
 HIGHEST_VERSION = 2**31 - 1
@@ -49,6 +52,7 @@ class Weights:
         """Set briefly when the last running call ends, or when the pause ends."""
         self._watching: set[Callable[[int], None]] = set()
         self._expiry: asyncio.TimerHandle | None = None
+        self._paused_at = self._paused_seconds = 0.0
 
     # For the trainer, or the model server
 
@@ -60,7 +64,7 @@ class Weights:
 
     def reach(self, version: int) -> bool:
         """Raise the version to at least this one; return whether it changed."""
-        if self.version is not None and version <= self.version:
+        if version < 0 or (self.version is not None and version <= self.version):
             return False
         self.set_version(version)
         return True
@@ -70,6 +74,7 @@ class Weights:
         check_pause(calls, seconds)
         if not self.paused:
             self.counts["pauses"] += 1
+            self._paused_at = time.monotonic()
         self.paused = True
         loop = asyncio.get_running_loop()
         if self._expiry is not None:
@@ -90,6 +95,8 @@ class Weights:
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
+        if self.paused:
+            self._paused_seconds += time.monotonic() - self._paused_at
         self.paused = False
         self._wake()
 
@@ -106,6 +113,10 @@ class Weights:
         return max(0.001, self._expiry.when() - asyncio.get_running_loop().time())
 
     # For rollouts
+
+    def clock(self) -> float:
+        """The time in seconds; it stands still during pauses."""
+        return (self._paused_at if self.paused else time.monotonic()) - self._paused_seconds
 
     async def wait(self) -> float:
         """Wait for the end of the pause; return the seconds that it took."""
@@ -215,6 +226,11 @@ class WeightsBook:
         if oldest is None:
             raise UsageError(f"{MOST_MODELS} models are in use, and no more can be tracked")
         del self._all[oldest]
+
+
+def wait_after_abort(number: int) -> float:
+    """Seconds until a call is repeated that a model server has aborted `number` times before."""
+    return min(LONGEST_WAIT, 0.05 * 2.0**number)
 
 
 def check_version(version: int) -> int:

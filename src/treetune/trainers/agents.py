@@ -59,10 +59,12 @@ class EngineSampler:
         if said.prompt_ids and list(said.prompt_ids) != list(prompt.ids):
             raise PolicyError("the engine changed the prompt of an agent", remedy="serve the model with more context")
         ids = check_ids(said.ids, "sampled token")
-        if hear is not None:
-            hear(ids, None)
         finish = "stop" if ids and self._chat.is_end(ids[-1]) else "length"
-        return Sampled(ids, None if said.logprobs is None else check_logprobs(said.logprobs), finish, said.versions)
+        logprobs = None if said.logprobs is None else check_logprobs(said.logprobs)
+        sampled = Sampled(ids, logprobs, finish, said.versions)
+        if hear is not None:
+            hear(sampled)
+        return sampled
 
     async def _ask(self, prompt: Prompt) -> Any:
         return await self._sample(prompt)
