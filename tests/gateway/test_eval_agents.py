@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import time
 
 import pytest
@@ -185,3 +186,12 @@ def ask():
         (sequence,) = trace.tokens.sequences
         assert sum(sequence.mask) == trace.usage.completion_tokens > 2
         assert len(sequence.logprobs) == len(sequence.ids)
+    model = venvs.smollm2()
+    verify = ["-m", "treetune", "gateway", "verify", tmp_path / "run", "--json"]
+    found = json.loads(venvs.run(python, *verify, "-m", model, timeout=600))
+    assert found["passed"]
+    assert found["trained"] == found["calls"] == 4
+    assert found["compared"] == found["sampled"] > 4
+    assert found["difference"] < 1e-3
+    strict = [*map(str, verify), "-m", str(model), "--tolerance", "0"]
+    assert subprocess.run([python, *strict], capture_output=True, check=False).returncode == 1

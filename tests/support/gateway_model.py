@@ -11,18 +11,19 @@ from typing import Any
 
 import aiohttp
 
+from treetune.core.task import Task
+from treetune.core.trace import Trace
 from treetune.gateway import Gateway, GatewayServer
 from treetune.gateway.local_model import LocalSampler
 from treetune.models.local import LocalPolicy
+from treetune.runs.token_check import TokenCheck
 
 
 async def main(path: str) -> dict[str, Any]:
-    import torch
-
     policy = LocalPolicy(path)
     gateway = Gateway(policy.tokenizer, LocalSampler(policy))
     server = GatewayServer(gateway, token="t")
-    base, session = await server.start(), gateway.open()
+    base, session = await server.start(), gateway.open(records=True)
     messages = [{"role": "user", "content": "Name three colours."}]
     async with aiohttp.ClientSession() as http:
         url = f"{base}/sessions/{session.key}/v1/chat/completions"
@@ -38,17 +39,17 @@ async def main(path: str) -> dict[str, Any]:
                 said = json.loads(text)["choices"][0]["message"]["content"]
             messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"And {turn} more?"}]
     await server.close()
-    worst, sampled = 0.0, 0
-    for sequence in session.tokens().sequences:
-        with torch.inference_mode():
-            logits = policy.model(torch.tensor([sequence.ids])).logits[0].double()
-        fresh = logits.log_softmax(-1)
-        for at, flag in enumerate(sequence.mask):
-            if flag:
-                sampled += 1
-                worst = max(worst, abs(float(fresh[at - 1, sequence.ids[at]]) - sequence.logprobs[at]))
-    trained = sum(len(each.trained) for each in session.trace().sequences)
-    return {"calls": session.counts["calls"], "trained": trained, "sampled": sampled, "difference": worst}
+    record, tokens = session.record("agent")
+    check = TokenCheck(policy.score)
+    check.add(Trace(task=Task(), uid="", agent=record, tokens=tokens))
+    assert not check.faults
+    counts = check.counts
+    return {
+        "calls": counts.calls,
+        "trained": counts.trained,
+        "sampled": counts.sampled,
+        "difference": check.difference,
+    }
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from gateway_playing import BASH, EngineProcess, check_exact, playing, running_e
 from scripted_engine import make_tokenizer
 
 from treetune.chat.tokens import ChatTokens
+from treetune.runs.token_check import find_faults
 
 RETRIED = {"x-stainless-retry-count": "1"}
 
@@ -211,13 +212,17 @@ async def play(engine: EngineProcess, tokenizer: str, seed: int, turns: int = 10
     script = {"seed": seed, "texts": rng.random() < 0.7}
     options = {"rewrites": rng.choice(["keep", "split"])}
     async with playing(engine, tokenizer, script=script, **options) as place, aiohttp.ClientSession() as http:
-        session = place.gateway.open()
+        session = place.gateway.open(records=True)
         agent = RandomAgent(http, place.url(session), rng, rng.choice(["chat", "anthropic"]))
         roles = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
         agent.with_system = ChatTokens(make_tokenizer(tokenizer)).render(roles) is not None
         await agent.play(turns, seed)
         sequences = [each.tokens for each in session.trace().sequences]
         check_exact(engine, sequences, agent.delivered)
+        record, tokens = session.record("random")
+        assert len(record.calls) == agent.delivered
+        assert tokens is not None
+        assert list(find_faults(tokens, record)) == []
         assert session.counts["upstream_failures"] == 0
         agent.seen["sequences"] += len(sequences)
         agent.seen["delivered"] += agent.delivered

@@ -52,7 +52,7 @@ WHY_NOT = {
     r"^python3 -m venv|^ruff|^python -m (tests|benchmarks)|pytest|docs/_site": "the tests and checks themselves",
     r"^apt-get |treetune sandbox build|--rootfs": "changes the machine; tests/sandbox/test_sandbox_machines.py",
     r"docker": "needs a Docker engine; tests/sandbox/test_shell_docker.py",
-    r"gateway -m local": "needs the weights of a model; tests/gateway/test_command.py",
+    r"gateway (verify \S+ )?-m local": "needs the weights of a model; tests/gateway/test_command.py",
     r"vllm serve|vllm:": "needs vLLM and a GPU; tests/trainers/test_cpu_training.py runs one for CPUs",
     r"--log (wandb|mlflow)|--log tensorboard": "needs the logger's package; tests/loggers/test_loggers_real.py",
     r"ray start|get-auth-token|--engine ray": "needs Ray and several machines; tests/serve/test_pool_ray.py",

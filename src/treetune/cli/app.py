@@ -45,7 +45,7 @@ VERBS = {
     ),
     "serve": ("serve:serve_command", "Serve a taskset: clients pull tasks and rollouts, or play episodes over HTTP."),
     "gateway": (
-        "gateway:gateway_command",
+        "gateway:gateway_app",
         "Serve a model to agents that were not written for Treetune, and record every token.",
     ),
     "convert": ("export:convert_command", "Convert tasks to another trainer's rows, or a run to an Inspect log."),
@@ -86,7 +86,8 @@ def make_app(verb: str | None) -> typer.Typer:
         module, _, function = place.partition(":")
         command = getattr(importlib.import_module(f"treetune.cli.{module}"), function)
         if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name, help=about, no_args_is_help=True)
+            its_help: dict[str, Any] = {} if command.registered_callback is not None else {"help": about}
+            app.add_typer(command, name=name, no_args_is_help=True, **its_help)
         else:
             app.command(name)(command)
     return app

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 import uvloop
 
+from treetune.cli.gateway_verify import verify_command
 from treetune.cli.options import JsonWhenReady, option, read_overrides
 from treetune.cli.output import print_json
 from treetune.config.interpolation import with_overrides
@@ -24,14 +25,19 @@ from treetune.errors import PolicyError, UsageError
 from treetune.gateway import Gateway, GatewayServer, HttpSampler, Sampler, SessionLimits
 
 log = logging.getLogger("treetune.gateway")
+gateway_app = typer.Typer()
+gateway_app.command("verify")(verify_command)
 
 
+@gateway_app.callback(invoke_without_command=True)
 def gateway_command(
     context: typer.Context,
     model: Annotated[
-        str,
-        option("The model's folder or name on the hub: its tokenizer and chat template.", "-m", "--model"),
-    ],
+        str | None,
+        option(
+            "Required: the model's folder or name on the hub, with its tokenizer and chat template.", "-m", "--model"
+        ),
+    ] = None,
     upstream: Annotated[
         str | None,
         option("The engine that samples: http://HOST:PORT/v1. Default: this process (extra `local`)."),
@@ -59,7 +65,7 @@ def gateway_command(
         str | None, option("How the model writes tool calls, if its chat template does not show it: hermes, ...")
     ] = None,
     json: JsonWhenReady = False,
-) -> int:
+) -> int | None:
     """Serve a model to agents, and record exactly which tokens each was given and which were sampled.
 
     The gateway speaks OpenAI's chat completions, responses and completions, Anthropic's messages and Google's
@@ -71,7 +77,13 @@ def gateway_command(
     /sessions/KEY returns the trace: sequences of tokens with masks and logprobs, ready to train on. DELETE also ends
     the session. Settings of all sessions are written with dots: --limits.calls 50, --sampling.temperature 1.0 (it
     overrides what the agent asks for), --template.enable_thinking false (an argument of the chat template).
+
+    `treetune gateway verify RUN` checks the tokens of a run.
     """
+    if context.invoked_subcommand is not None:
+        return None
+    if model is None:
+        raise UsageError("no model given", remedy="pass -m PATH: a folder, or a name on the hub")
     data = with_overrides({}, read_overrides(context))
     limits = convert(data.get("limits"), SessionLimits, path="limits", source="the options")
     sampling = convert(data.get("sampling"), Sampling, path="sampling", source="the options")

@@ -193,7 +193,8 @@ def read_overrides(
             )
             hint = hint or did_you_mean(key, [f"{group}.{rest}" for group in groups])
             beginnings = ", ".join(f"--{group}." for group in groups)
-            raise UsageError(f"unknown argument --{key}{hint}", remedy=f"dotted overrides begin with {beginnings}")
+            remedy = f"dotted overrides begin with {beginnings}" if beginnings else "it takes no dotted overrides"
+            raise UsageError(f"unknown argument --{key}{hint}", remedy=remedy)
     return overrides | ({"taskset.trust": "true"} if trust else {})
 
 

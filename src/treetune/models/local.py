@@ -15,6 +15,8 @@ from treetune.system.hub import fetch_model, is_hub_name
 from treetune.system.threads import call
 
 DEFAULT_MAX_TOKENS = 256
+_SCORED_AT_ONCE = 256
+"""The number of tokens of a pass in `score`; each needs a row of logits."""
 
 
 def find_model(path: str) -> Path | None:
@@ -120,6 +122,21 @@ class LocalPolicy(Policy):
                 if token in self._end_ids or any(stop in text for stop in sampling.stop):
                     finish = "stop"
         return ids, logprobs, finish
+
+    def score(self, ids: list[int]) -> list[float]:
+        """Return the logprob of each token after those before it, in a fresh pass; 0.0 for the first."""
+        import torch
+
+        logprobs, cache = [0.0], None
+        with torch.inference_mode():
+            for start in range(0, len(ids) - 1, _SCORED_AT_ONCE):
+                part, following = ids[start : start + _SCORED_AT_ONCE], ids[start + 1 : start + 1 + _SCORED_AT_ONCE]
+                output = self.model(input_ids=torch.tensor([part]), past_key_values=cache, use_cache=True)
+                cache = output.past_key_values
+                logits = output.logits[0, : len(following)].double()
+                chosen = logits.gather(1, torch.tensor(following)[:, None])[:, 0]
+                logprobs += (chosen - logits.logsumexp(1)).tolist()
+        return logprobs
 
 
 def _sample(logits: Any, temperature: float, top_p: float, rng: random.Random) -> int:
