@@ -260,9 +260,9 @@ def test_every_key_of_a_dataset_task_is_explained():
 
 
 def test_the_paths_of_architecture_visit_each_module_once():
-    section = (ROOT / "docs/architecture.md").read_text().partition("## Five walks")[2].partition("\n## ")[0]
+    section = (ROOT / "docs/architecture.md").read_text().partition("## Six walks")[2].partition("\n## ")[0]
     paths = [re.findall(r"^\d+\. `([\w/]+\.py)`", part, re.M) for part in section.split("\n**")[1:]]
-    assert len(paths) == 5
+    assert len(paths) == 6
     for path in paths:
         assert len(path) == len(set(path)) > 5
         for name in path:
@@ -271,7 +271,7 @@ def test_the_paths_of_architecture_visit_each_module_once():
 
 def test_the_modules_that_architecture_names_exist():
     text = (ROOT / "docs/architecture.md").read_text()
-    named = re.findall(r"`(\w+\.py|\w+/)`", text.partition("## Five walks")[0])
+    named = re.findall(r"`(\w+\.py|\w+/)`", text.partition("## Six walks")[0])
     assert len(named) > 15
     for name in named:
         assert (ROOT / "src/treetune" / name).exists(), name
