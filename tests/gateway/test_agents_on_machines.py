@@ -12,7 +12,9 @@ from raising import raises_code
 
 from treetune import Completion, Environment, Step, Task, Taskset, build_taskset, open_run, run_rollout
 from treetune.core.agent import AgentMachine
-from treetune.gateway import AgentPolicy, read_agent
+from treetune.core.contract import Limits
+from treetune.gateway import AgentPolicy, PythonAgent, read_agent
+from treetune.play.weights import Weights
 from treetune.sandbox import Ended, Result, probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*stands in for the tasks' images")
@@ -306,3 +308,26 @@ def test_settings_of_an_agent_come_from_yaml_and_are_kept_in_the_run(treetune, t
 def test_an_agent_that_is_not_there_is_refused_with_how_to_install_it():
     with raises_code("usage", "pip install no-agent"):
         read_agent({"command": ["no-such-agent"], "install": "pip install no-agent"})
+
+
+def test_a_pause_of_the_weights_extends_the_time_of_an_agent():
+    async def agent(task, client):
+        return (await client.chat([{"role": "user", "content": "7"}]))["content"]
+
+    async def work():
+        taskset, weights = build_taskset({"id": "arithmetic"}), Weights()
+        policy = AgentPolicy(PythonAgent("mine", agent), Model())
+        await weights.pause()
+        limits = Limits(timeout=1.0)
+        playing = asyncio.ensure_future(
+            run_rollout(taskset, next(iter(taskset.draw(1))), policy, limits=limits, weights=weights)
+        )
+        await asyncio.sleep(1.5)
+        weights.resume(2)
+        trace = await playing
+        await policy.close()
+        return trace
+
+    trace = asyncio.run(work())
+    assert trace.outcome == "completed", trace.failure
+    assert trace.timing.paused > 0.5

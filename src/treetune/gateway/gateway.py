@@ -14,7 +14,7 @@ import msgspec
 
 from treetune.chat.tokens import ChatTokens, Rewrites
 from treetune.core.policy import Sampling
-from treetune.gateway.call import Answerer, Call, Refused, Sampler
+from treetune.gateway.call import Answerer, Refused, Sampler
 from treetune.gateway.prompts import Prompts, TokenModel
 from treetune.gateway.session import Session, SessionLimits
 from treetune.play.weights import Weights
@@ -59,9 +59,11 @@ class Gateway:
         model: str | None = None,
         behind: TokenModel | Answerer | None = None,
         records: bool = False,
+        weights: Weights | None = None,
     ) -> Session:
         """Open a session. `sampling` overrides what its agent asks for; calls of another `model` are side calls.
-        `behind` answers instead of the gateway's sampler. With `records`, the messages of all calls are kept."""
+        `behind` answers instead of the gateway's sampler, whose `weights` may change on their own. With `records`, the
+        messages of all calls are kept."""
         if len(self.sessions) >= MOST_SESSIONS:
             for session in [session for session in self.sessions.values() if session.seconds_left < -_KEPT_SECONDS]:
                 self.drop(session)
@@ -69,15 +71,10 @@ class Gateway:
                 raise Refused(429, f"{MOST_SESSIONS:,} sessions are open: end some (DELETE /sessions/KEY)", "busy")
         behind = behind or self._model
         assert behind is not None, "neither the gateway nor its session has a sampler"
-        session = Session(behind, limits or self.limits, sampling or self.sampling, model, records, self.weights)
+        settings = limits or self.limits, sampling or self.sampling, model, records, weights or self.weights
+        session = Session(behind, *settings)
         self.sessions[session.key] = session
         return session
-
-    def count_tokens(self, call: Call) -> int:
-        """The number of tokens of the prompt of a call."""
-        if self._model is None:
-            raise Refused(400, "the tokens of this model are not known")
-        return self._model.prompts.count_tokens(call)
 
     def drop(self, session: Session) -> None:
         """Close a session and forget its record."""

@@ -69,7 +69,8 @@ class AgentPolicy(Agent):
         agent, limits = self.agent, self.agent.limits
         if assignment.machine is not None and (most := assignment.machine.seconds) is not None:
             limits = replace(limits, seconds=min(limits.seconds, max(most, 0.001)))
-        session = self.gateway.open(limits, assignment.sampling, behind=behind, records=True)
+        how: dict[str, Any] = {"behind": behind, "records": True, "weights": assignment.weights}
+        session = self.gateway.open(limits, assignment.sampling, **how)
         try:
             if isinstance(agent, PythonAgent):
                 ended = await _call(agent, assignment, AgentClient(session, url))
@@ -181,6 +182,8 @@ class _Answers:
 
     async def __call__(self, call: Call, sampling: Sampling, number: int) -> Completion:
         given = self._given
+        if given.weights is not None and given.weights.paused:
+            await given.weights.wait()
         return await self._policy.complete(
             Request(
                 messages=call.messages, sampling=sampling, task=given.task, turn=number, key=given.key, tools=call.tools

@@ -154,11 +154,11 @@ class _GatewayApp(JsonApp):
         if rest == "/models" or (rest.startswith("/models/") and ":" not in rest):
             return self._route(method, "GET", path, partial(self._models, rest[len("/models/") :]))
         if rest == "/messages/count_tokens":
-            return self._route(method, "POST", path, self._count_tokens)
+            return self._route(method, "POST", path, partial(self._count_tokens, session))
         if rest.startswith("/models/"):
             model, _, verb = rest[len("/models/") :].rpartition(":")
             if verb == "countTokens":
-                return self._route(method, "POST", path, self._count_google)
+                return self._route(method, "POST", path, partial(self._count_google, session))
             if verb in ("generateContent", "streamGenerateContent"):
                 stream = verb == "streamGenerateContent"
                 if stream and parse_qs(scope["query_string"]).get(b"alt") != [b"sse"]:
@@ -181,14 +181,14 @@ class _GatewayApp(JsonApp):
         model |= {"type": "model", "name": f"models/{model['id']}", "display_name": model["id"]}
         return encode(model if name else {"object": "list", "data": [model], "models": [model], "has_more": False})
 
-    async def _count_tokens(self, request: HttpRequest) -> bytes:
+    async def _count_tokens(self, session: Session, request: HttpRequest) -> bytes:
         call = _read(anthropic.read_count, _decode(request.body))
-        return encode({"input_tokens": self._gateway.count_tokens(call)})
+        return encode({"input_tokens": session.count_tokens(call)})
 
-    async def _count_google(self, request: HttpRequest) -> bytes:
+    async def _count_google(self, session: Session, request: HttpRequest) -> bytes:
         body = _decode(request.body)
         call = _read(google.read, body.get("generateContentRequest") or body)
-        return encode({"totalTokens": self._gateway.count_tokens(call)})
+        return encode({"totalTokens": session.count_tokens(call)})
 
     async def _answer(
         self, session: Session, dialect: Dialect, more: Body, request: HttpRequest

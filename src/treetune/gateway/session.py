@@ -253,6 +253,12 @@ class Session:
         if self._timer is not None:
             self._timer.cancel()
 
+    def count_tokens(self, call: Call) -> int:
+        """The number of tokens of the prompt of a call."""
+        if not isinstance(self._behind, TokenModel):
+            raise Refused(400, "the tokens of this model are not known")
+        return self._behind.prompts.count_tokens(call)
+
     def tokens(self, kinds: Collection[Kind] = TRAINED) -> Tokens:
         """The sequences of these kinds, the main agent's longest one last."""
         return Tokens([sequence.tokens for sequence in self.tree.sequences(kinds)])

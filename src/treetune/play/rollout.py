@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from treetune.chat.calls import with_calls
 from treetune.chat.message import Message, begins_answer, without_surrogates
 from treetune.chat.tokens import Tokens
-from treetune.core.agent import Agent
+from treetune.core.agent import Agent, AgentRun
 from treetune.core.contract import Limits
 from treetune.core.environment import Action, Step
 from treetune.core.policy import Completion, Policy, Request, RetryCount, Sampling, Usage, check_continues
@@ -180,7 +180,7 @@ class Rollout:
         given = self._episode.assign(sampling=self._sampling, key=self._key, weights=self._weights)
         self._phase = "policy"
         try:
-            run = await with_deadline(agent.play(given), self._limits, self._until)
+            run = await self._wait_for(asyncio.ensure_future(agent.play(given)))
         finally:
             trace.timing.policy = turn.policy_seconds = time.perf_counter() - began
         run.write_to(trace)
@@ -190,6 +190,25 @@ class Rollout:
         step = await self._episode.hand_in(run)
         turn.environment_seconds = time.perf_counter() - began
         self._observe(step)
+
+    async def _wait_for(self, playing: asyncio.Task[AgentRun]) -> AgentRun:
+        """Wait for an agent, until the deadline, which pauses of the weights extend."""
+        clock = time.monotonic if self._weights is None else self._weights.clock
+        try:
+            while True:
+                began, active = time.monotonic(), clock()
+                try:
+                    return await with_deadline(asyncio.shield(playing), self._limits, self._until)
+                except DeadlinePassed:
+                    paused = time.monotonic() - began - (clock() - active)
+                    if self._until is None or paused < 0.001:
+                        raise
+                    self.trace.timing.paused += paused
+                    self._until += paused
+                    self._episode.extend(paused)
+        finally:
+            playing.cancel()
+            await asyncio.wait([playing])
 
     async def _answer(self) -> Action | None:
         """The policy's next action; None if the episode is over or the policy's context is full."""
