@@ -9,8 +9,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -24,15 +25,19 @@ from treetune.cli.options import Json, JsonWhenReady, OpenAccess, Token, option
 from treetune.cli.output import make_table, print_json
 from treetune.errors import UsageError, plural
 from treetune.evaluation import find_served
+from treetune.gateway import is_gateway, list_sessions
 from treetune.play.protocol import Info
 from treetune.system.access import Access
 from treetune.system.screen import Screen
 from treetune.tasksets.target import is_server, load_taskset
 
+_MOST_SESSIONS = 20
+"""How many sessions of a gateway are shown."""
+
 
 def top_command(
     address: Annotated[
-        str, typer.Argument(help="The address of a running server: tcp://127.0.0.1:5555, http://127.0.0.1:5000.")
+        str, typer.Argument(help="The address of a running server or gateway: tcp://127.0.0.1:5555, http://...")
     ],
     token: Token = None,
     server_key: Annotated[str | None, option("The key of an encrypted server.", envvar="TREETUNE_SERVER_KEY")] = None,
@@ -41,29 +46,65 @@ def top_command(
     deadline: Annotated[float, option("Timeout for an answer, in seconds.")] = 10.0,
     json: Json = False,
 ) -> int:
-    """Watch a running server: tasks handed out, work in progress, rewards and errors."""
+    """Watch a running server: tasks handed out, work in progress, rewards and errors; or a gateway and its sessions."""
+    if is_gateway(address):
+        return _watch_gateway(address, token, every, once, json)
     served = find_served(load_taskset(address)) if is_server(address) else None
     if served is None:
         raise UsageError(f"cannot connect to {address!r}", remedy="write tcp://HOST:PORT or http://HOST:PORT")
     served.token, served.server_key, served.deadline = token, server_key, deadline
-    screen = Screen(json)
 
     async def watch() -> None:
         async with aclosing(served):
-            before = await served.stats()
-            if json:
-                return print_json(before)
-            if once or not screen.is_terminal:
-                return screen.print(make_servers_table(address, before, before))
-            with Live(make_servers_table(address, before, before), console=screen, screen=True) as live:
-                while True:
-                    await asyncio.sleep(every)
-                    now = await served.stats()
-                    live.update(make_servers_table(address, now, before))
-                    before = now
+            await _watch(served.stats, partial(make_servers_table, address), every, once, json)
 
     asyncio.run(watch())
     return 0
+
+
+def _watch_gateway(address: str, token: str | None, every: float, once: bool, json: bool) -> int:
+    async def ask() -> dict[str, Any]:
+        return {**await asyncio.to_thread(list_sessions, address, token), "uptime": time.monotonic()}
+
+    asyncio.run(_watch(ask, partial(make_gateway_table, address), every, once, json))
+    return 0
+
+
+async def _watch(
+    ask: Callable[[], Awaitable[dict[str, Any]]],
+    make: Callable[[dict[str, Any], dict[str, Any]], Table],
+    every: float,
+    once: bool,
+    json: bool,
+) -> None:
+    """Show figures, and update them. `make` takes them and the previous ones."""
+    screen, before = Screen(json), await ask()
+    if json:
+        return print_json(before)
+    if once or not screen.is_terminal:
+        return screen.print(make(before, before))
+    with Live(make(before, before), console=screen, screen=True) as live:
+        while True:
+            await asyncio.sleep(every)
+            now = await ask()
+            live.update(make(now, before))
+            before = now
+
+
+def make_gateway_table(address: str, now: dict[str, Any], before: dict[str, Any]) -> Table:
+    """The figures of a gateway, and its busiest sessions."""
+    seconds, sessions = now["uptime"] - before["uptime"], now["sessions"]
+    rows = [("gateway", address), ("under way", f"{now['calls_under_way']:,} calls, {len(sessions):,} sessions open")]
+    if now["paused"]:
+        rows.append(("weights", "paused: calls wait"))
+    for name, count in now["counts"].items():
+        rate = f"  {(count - before['counts'].get(name, 0)) / seconds:,.0f}/s" if seconds > 0 else ""
+        rows.append((name.replace("_", " "), f"{count:,}{rate}"))
+    for one in sorted(sessions, key=lambda one: -one["counts"].get("calls", 0))[:_MOST_SESSIONS]:
+        tokens = one["counts"].get("prompt_tokens", 0) + one["counts"].get("completion_tokens", 0)
+        over = f", over: {one['over']}" if one["over"] else ""
+        rows.append((one["key"][:8], f"{one['counts'].get('calls', 0):,} calls, {tokens:,} tokens{over}"))
+    return make_table((Text(name, style="bold"), value) for name, value in rows)
 
 
 def make_servers_table(address: str, now: dict[str, Any], before: dict[str, Any]) -> Table:

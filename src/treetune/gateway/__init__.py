@@ -14,6 +14,7 @@ machine, and `player` is the policy that does.
 
 from treetune.gateway.agent import AgentConfig, PythonAgent, known_agents, read_agent
 from treetune.gateway.call import Sampled, Sampler
+from treetune.gateway.client import is_gateway, list_sessions
 from treetune.gateway.gateway import Gateway
 from treetune.gateway.pieces import SessionSequence
 from treetune.gateway.player import AgentClient, AgentPolicy
@@ -38,6 +39,8 @@ __all__ = [
     "SessionSequence",
     "SessionTrace",
     "TokenModel",
+    "is_gateway",
     "known_agents",
+    "list_sessions",
     "read_agent",
 ]

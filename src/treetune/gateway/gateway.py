@@ -6,7 +6,7 @@ session = gateway.open()
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,8 +17,14 @@ from treetune.core.policy import Sampling
 from treetune.gateway.call import Answerer, Refused, Sampler
 from treetune.gateway.prompts import Prompts, TokenModel
 from treetune.gateway.session import Session, SessionLimits
-from treetune.play.weights import Weights
+from treetune.play.weights import PAUSE_SECONDS, Calls, Weights
+from treetune.system.prometheus import Figures
 
+COUNTED = (
+    "calls", "prompt_tokens", "completion_tokens", "replayed", "joined", "abandoned", "upstream_failures",
+    "without_ids", "aborted_calls",
+)  # fmt: skip
+"""What the metrics count from the start."""
 MOST_SESSIONS = 10_000
 _KEPT_SECONDS = 3600.0
 """How long the record of a session is kept after its time is over."""
@@ -45,6 +51,8 @@ class Gateway:
         self.limits, self.sampling = limits or SessionLimits(), sampling or Sampling()
         self.weights = weights or Weights()
         self.sessions: dict[str, Session] = {}
+        self._dropped: Counter[str] = Counter()
+        """What the sessions counted that were dropped."""
         self.ended: OrderedDict[str, str] = OrderedDict()
         """The keys of sessions that were dropped, with the reason."""
         self._model: TokenModel | None = None
@@ -81,8 +89,34 @@ class Gateway:
         session.close()
         if self.sessions.pop(session.key, None) is not None:
             self.ended[session.key] = session.over or ""
+            self._dropped.update(session.counts)
             if len(self.ended) > MOST_SESSIONS:
                 self.ended.popitem(last=False)
+
+    def figures(self) -> Figures:
+        """What its sessions are doing, and what they have counted so far."""
+        gauges = {"sessions": len(self.sessions), "calls_under_way": 0, "paused": int(self.weights.paused)}
+        counts = Counter(dict.fromkeys(COUNTED, 0))
+        counts.update(self._dropped)
+        counts.update(self.weights.counts)
+        for session in self.sessions.values():
+            counts.update(session.counts)
+            gauges["calls_under_way"] += session.under_way
+        return Figures("treetune_gateway", gauges, counts)
+
+    async def change_weights(self, body: bytes) -> bool:
+        """Set the version of the weights, or begin or end a pause. Returns whether no call is under way."""
+        try:
+            change = msgspec.json.decode(body, type=_Change)
+        except msgspec.MsgspecError as error:
+            raise Refused(422, str(error)) from None
+        if change.paused:
+            return await self.weights.pause(change.calls, change.seconds)
+        if change.paused is not None:
+            self.weights.resume(change.version)
+        elif change.version is not None:
+            self.weights.set_version(change.version)
+        return not self.figures().gauges["calls_under_way"]
 
     def close(self) -> None:
         for session in self.sessions.values():
@@ -101,6 +135,13 @@ def read_settings(data: Mapping[str, Any], gateway: Gateway) -> tuple[SessionLim
         return msgspec.convert(limits, SessionLimits), msgspec.convert(sampling, Sampling), given.model
     except msgspec.ValidationError as error:
         raise Refused(422, str(error)) from None
+
+
+class _Change(msgspec.Struct, forbid_unknown_fields=True):
+    version: int | None = None
+    paused: bool | None = None
+    calls: Calls = "finish"
+    seconds: float = PAUSE_SECONDS
 
 
 class _Opening(msgspec.Struct, forbid_unknown_fields=True):

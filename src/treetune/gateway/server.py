@@ -25,7 +25,7 @@ from treetune.gateway.dialects import Body, Dialect, Events, anthropic, chat, co
 from treetune.gateway.gateway import Gateway, read_settings
 from treetune.gateway.session import Session
 from treetune.gateway.streaming import Part
-from treetune.system import http_app
+from treetune.system import http_app, prometheus
 from treetune.system.access import Access
 from treetune.system.http_app import HttpRequest, JsonApp, Route, Scope
 from treetune.system.http_body import check_values
@@ -97,6 +97,8 @@ class _GatewayApp(JsonApp):
             Route("GET", "/sessions", self._list),
             Route("GET", "/sessions/*", self._show),
             Route("DELETE", "/sessions/*", self._drop),
+            Route("POST", "/weights", self._change_weights),
+            Route("GET", "/metrics", self._metrics, content_type=prometheus.CONTENT_TYPE),
             Route("GET", "/health", self._health, needs_token=False),
         ]
         remedy = "send `Authorization: Bearer TOKEN`"
@@ -108,6 +110,12 @@ class _GatewayApp(JsonApp):
     async def _health(self, request: HttpRequest) -> bytes:
         return encode({"status": "ok", "sessions": len(self._gateway.sessions)})
 
+    async def _metrics(self, request: HttpRequest) -> bytes:
+        return prometheus.render(self._gateway.figures())
+
+    async def _change_weights(self, request: HttpRequest) -> bytes:
+        return encode({"idle": await self._gateway.change_weights(request.body)})
+
     async def _open(self, request: HttpRequest) -> bytes:
         session = self._gateway.open(*read_settings(_decode(request.body or b"{}"), self._gateway))
         host = dict(request.headers).get(b"host", b"").decode("latin-1")
@@ -117,7 +125,8 @@ class _GatewayApp(JsonApp):
     async def _list(self, request: HttpRequest) -> bytes:
         sessions = self._gateway.sessions.values()
         listed = [{"key": each.key, "counts": dict(each.counts), "over": each.over} for each in sessions]
-        return encode({"sessions": listed})
+        figures = self._gateway.figures()
+        return encode({**figures.gauges, "sessions": listed, "counts": figures.counts})
 
     async def _show(self, request: HttpRequest) -> bytes:
         return encode(self._named(request).trace())

@@ -19,7 +19,6 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from treetune.chat.message import Message
 from treetune.chat.tokens import ChatTokens, Prompt, Tokens
 from treetune.core.policy import Sampling, Usage
 from treetune.core.trace import AgentRecord, Lineage, Turn
@@ -39,6 +38,7 @@ from treetune.gateway.pieces import (
 )
 from treetune.gateway.prompts import Prompts, TokenModel
 from treetune.gateway.resuming import ResumingSampler
+from treetune.gateway.sample import Sample, UnderWay
 from treetune.gateway.streaming import Part, TextStream, begins_thought, split_reasoning
 from treetune.play.weights import Weights
 from treetune.system.http_error import HttpError
@@ -76,43 +76,12 @@ class SessionTrace(msgspec.Struct, kw_only=True):
     """Why the session takes no more calls."""
 
 
-class Sample:
-    """An answer that was sampled. It is part of the tree once it is delivered."""
-
-    def __init__(self, reply: Reply, piece: Piece | None, found: Found) -> None:
-        """`piece` is None if the upstream returned no token ids."""
-        self.reply, self.piece, self.found = reply, piece, found
-        self.is_delivered = False
-        self.observed: list[Message] = []
-        """The messages that were new in this call."""
-        self.seconds = 0.0
-
-
 class _Prepared(NamedTuple):
     """A call in tokens."""
 
     found: Found
     prompt: Prompt
     parent: Piece | None
-
-
-class _UnderWay:
-    """A call under way, and the number of requests that wait for it: the first, and retries of an SDK."""
-
-    def __init__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.task, self.waiting = task, 1
-        self.answer: asyncio.Future[Sample] = task.get_loop().create_future()
-
-    def fail(self, error: HttpError) -> None:
-        self.answer.set_exception(error)
-        self.answer.exception()  # perhaps no retry waits for it
-
-    def stop(self, error: HttpError) -> None:
-        if not self.answer.done():
-            self.fail(error)
-            self.task.cancel()
 
 
 class Session:
@@ -152,8 +121,8 @@ class Session:
         self._number = 0
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
-        self._under_way: set[_UnderWay] = set()
-        self._shared: dict[bytes, _UnderWay] = {}
+        self._under_way: set[UnderWay] = set()
+        self._shared: dict[bytes, UnderWay] = {}
         """Those that a retry may join, by the digest of their request."""
         self._replies: OrderedDict[bytes, Sample] = OrderedDict()
         """Delivered replies, by the digest of their request."""
@@ -179,7 +148,7 @@ class Session:
                 on_leave(partial(self._leave, shared))
             return await asyncio.shield(shared.answer)
         self._check()
-        own = _UnderWay()
+        own = UnderWay()
         self._under_way.add(own)
         if hear is None:
             self._shared[digest] = own
@@ -203,7 +172,7 @@ class Session:
                 del self._shared[digest]
         return own.answer.result()
 
-    def _leave(self, call: _UnderWay) -> None:
+    def _leave(self, call: UnderWay) -> None:
         """A client has left. Its call is cancelled if no other waits for it."""
         self.counts["abandoned"] += 1
         call.waiting -= 1
@@ -310,6 +279,11 @@ class Session:
         if len(self._under_way) >= limits.parallel:
             raise Refused(429, f"{limits.parallel} calls are under way, which is the maximum", "rate_limit_error")
         self.counts["calls"] += 1
+
+    @property
+    def under_way(self) -> int:
+        """The number of calls that are being answered."""
+        return len(self._under_way)
 
     @property
     def seconds_left(self) -> float:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from treetune.serve.host import Scored
+from treetune.system import prometheus
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -138,11 +139,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """All metrics as text for Prometheus."""
-        from prometheus_client import CollectorRegistry, generate_latest
-
-        registry = CollectorRegistry()
-        registry.register(self)
-        return generate_latest(registry)
+        return prometheus.render(self)
 
     def collect(self) -> Iterator[Metric]:
         """The metrics as objects of prometheus_client."""

@@ -21,8 +21,7 @@ from treetune.serve.server import Door, EnvServer
 from treetune.system.http_app import JSON, Asgi, Events, HttpRequest, JsonApp, Route
 from treetune.system.http_error import encode
 from treetune.system.http_listener import HttpListener
-
-_PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+from treetune.system.prometheus import CONTENT_TYPE
 
 
 class EpisodeDoor(Door):
@@ -85,7 +84,7 @@ class HttpDoor(EpisodeDoor):
             Route("GET", "/api/task/info", self._info, "http.info"),
             Route("GET", "/api/health", self._health, "http.health", needs_token=False),
             Route("GET", "/openapi.json", self._openapi, "http.openapi", needs_token=False),
-            Route("GET", "/metrics", self._metrics, "http.metrics", _PROMETHEUS),
+            Route("GET", "/metrics", self._metrics, "http.metrics", CONTENT_TYPE),
             Route("GET", "/", self._page, "http.page", html, needs_token=False),
         ]
         return JsonApp(
@@ -182,7 +181,7 @@ class MetricsDoor(Door):
         self._listener = HttpListener(self.address, server.config.access)
 
     async def open(self) -> None:
-        routes = [Route("GET", "/metrics", self._render, content_type=_PROMETHEUS)]
+        routes = [Route("GET", "/metrics", self._render, content_type=CONTENT_TYPE)]
         remedy = "send `Authorization: Bearer TOKEN`; of Prometheus that is `authorization: {credentials: TOKEN}`"
         app = JsonApp(routes, self.server.config.access, max_bytes=0, token_remedy=remedy)
         self.address = f"{await self._listener.start(app)}/metrics"
