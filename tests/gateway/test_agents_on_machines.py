@@ -13,7 +13,7 @@ from raising import raises_code
 from treetune import Completion, Environment, Step, Task, Taskset, build_taskset, open_run, run_rollout
 from treetune.core.agent import AgentMachine
 from treetune.core.contract import Limits
-from treetune.gateway import AgentPolicy, PythonAgent, read_agent
+from treetune.gateway import AgentPolicy, PythonAgent, known_agents, read_agent
 from treetune.play.weights import Weights
 from treetune.sandbox import Ended, Result, probe
 
@@ -331,3 +331,7 @@ def test_a_pause_of_the_weights_extends_the_time_of_an_agent():
     trace = asyncio.run(work())
     assert trace.outcome == "completed", trace.failure
     assert trace.timing.paused > 0.5
+
+
+def test_known_agents_run_in_a_sandbox_because_a_model_chooses_their_commands():
+    assert {agent.sandbox for agent in known_agents().values()} == {"machine"}

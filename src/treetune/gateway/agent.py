@@ -125,9 +125,10 @@ def read_agent(agent: str | Mapping[str, Any]) -> AgentConfig | PythonAgent:
 
 @cache
 def known_agents() -> dict[str, AgentConfig]:
-    """The known agents, by name."""
+    """The known agents, by name. They do what a model says, so they run in a sandbox."""
     rows = tomllib.loads(TABLE.read_text())
-    return {name: msgspec.convert({"name": name, **row}, AgentConfig) for name, row in rows.items()}
+    boxed = {"sandbox": "machine"}
+    return {name: msgspec.convert({"name": name, **boxed, **row}, AgentConfig) for name, row in rows.items()}
 
 
 def _split(agent: str) -> list[str]:
