@@ -56,7 +56,7 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
 WITH_A_HUB = ROOT / "docs/ready.md"
 """Each of its commands is a process that reads from a hub."""
 WITH_RAY = ROOT / "docs/howto/ray.md"
-WITH_A_GATEWAY = ROOT / "docs/agents.md"
+WITH_A_GATEWAY = ROOT / "docs/serving/gateway.md"
 IN_A_SANDBOX = ROOT / "docs/howto/code.md"
 READ_HERE = [pytest.param(page, marks=[pytest.mark.slow] if page == WITH_A_HUB else []) for page in PAGES]
 READ_HERE = [parameter for parameter in READ_HERE if parameter.values[0] != WITH_RAY]
