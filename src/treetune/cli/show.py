@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json as plain_json
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
@@ -23,7 +25,7 @@ from treetune.core.environment import Rendered
 from treetune.core.mixture import owner_of
 from treetune.core.task import Task
 from treetune.core.taskset import Taskset
-from treetune.core.trace import Trace, Turn
+from treetune.core.trace import AgentRecord, Trace, Turn
 from treetune.data.rows.prompt_lengths import load_tokenizer
 from treetune.errors import TreetuneError, UsageError, truncate, user_code
 from treetune.evaluation import ask_server, find_served, read_taskset, render
@@ -208,12 +210,15 @@ def show_rollout(trace: Trace, rendered: Rendered | None, why_not: str | None, a
     reward = "no reward" if trace.reward is None else f"reward {trace.reward:g}"
     head = f"task {trace.task.idx}  rollout {trace.rollout}  {trace.task.data_source}  {trace.uid[:12]}"
     screen.print(Text.assemble((head, "bold"), f"  {trace.outcome.value}, {reward}", f"  {trace.timing.total:.2f}s"))
+    if trace.agent is not None:
+        _show_agent(screen, trace.agent)
     for number, turn in enumerate(trace.turns, 1):
         # The turn in which a rollout failed has no reward, which differs from a reward of 0.
         failed_here = trace.reward is None and number == len(trace.turns)
-        _show_turn(screen, number, turn, "no reward" if failed_here else f"reward {turn.reward:g}")
+        reward = "no reward" if failed_here else f"reward {turn.reward:g}"
+        screen.print(Group(*_lines_of(turn, f"turn {number}", reward)))
     for message in trace.final:
-        _show_message(screen, message)
+        screen.print(Group(*_message_lines(message)))
     facts: dict[str, Any] = {
         "answer": trace.answer,
         "ground truth": trace.task.ground_truth,
@@ -240,28 +245,42 @@ def show_rollout(trace: Trace, rendered: Rendered | None, why_not: str | None, a
     return None
 
 
-def _show_turn(screen: Screen, number: int, turn: Turn, reward: str) -> None:
-    for message in turn.observed:
-        _show_message(screen, message)
-    if turn.message is not None:
-        _show_message(screen, turn.message)
-    facts = [f"turn {number}", reward]
-    facts += [f"{key}: {truncate(str(value), _WIDEST)}" for key, value in turn.info.items()]
-    screen.print(Text("  ".join(facts), style="dim"))
+def _show_agent(screen: Screen, agent: AgentRecord) -> None:
+    """Shows the calls of an agent, those of other conversations than its main one indented."""
+    conversations = {
+        call: (name, line) for name, line in zip(agent.names, agent.lineage, strict=True) for call in line.trained
+    }
+    for at, call in enumerate(agent.calls):
+        name, line = conversations.get(at, ("without token ids", None))
+        facts = [f"call {at + 1}", name]
+        if line is not None and line.origin is not None and at == line.calls[0]:
+            facts.append(f"after call {line.origin + 1}, whose history was changed")
+        indent = 0 if line is None or line.kind in ("main", "compaction") else 4
+        screen.print(Padding(Group(*_lines_of(call, *facts)), (0, 0, 0, indent), expand=False))
+    counts = {**agent.counts, **agent.notes}
+    screen.print(Text.assemble(("agent: ", "bold"), ", ".join(f"{name}: {count}" for name, count in counts.items())))
+    if agent.over is not None:
+        screen.print(Text(f"its session ended: {agent.over}"))
+    screen.print(Text("what the agent handed in:", style="bold"))
 
 
-def _show_message(screen: Screen, message: Message) -> None:
+def _lines_of(turn: Turn, *facts: str) -> Iterator[RenderableType]:
+    for message in [*turn.observed, *([turn.message] if turn.message is not None else [])]:
+        yield from _message_lines(message)
+    more = [f"{key}: {truncate(str(value), _WIDEST)}" for key, value in turn.info.items()]
+    yield Text("  ".join([*facts, *more]), style="dim")
+
+
+def _message_lines(message: Message) -> Iterator[RenderableType]:
     role = str(message.get("role"))
     name = f" {message['name']}" if message.get("name") else ""
-    screen.print(Text(f"[{role}{name}]", style="cyan" if role == "assistant" else "blue"))
+    yield Text(f"[{role}{name}]", style="cyan" if role == "assistant" else "blue")
     for key in ("reasoning_content", "reasoning"):
         if message.get(key):
-            screen.print(Padding(Text(str(message[key]), style="dim italic"), (0, 0, 0, 2)))
+            yield Padding(Text(str(message[key]), style="dim italic"), (0, 0, 0, 2))
     content = name_images(message.get("content"))
     if content not in (None, ""):
-        screen.print(Padding(Text(content if isinstance(content, str) else plain_json.dumps(content)), (0, 0, 0, 2)))
+        yield Padding(Text(content if isinstance(content, str) else plain_json.dumps(content)), (0, 0, 0, 2))
     for call in message.get("tool_calls") or []:
         function = function_of(call)
-        screen.print(
-            Padding(Text(f"{function.get('name')}({function.get('arguments')})", style="yellow"), (0, 0, 0, 2))
-        )
+        yield Padding(Text(f"{function.get('name')}({function.get('arguments')})", style="yellow"), (0, 0, 0, 2))

@@ -159,6 +159,14 @@ class AgentRecord(msgspec.Struct, kw_only=True):
     on_machine: bool = False
     """Whether it acted on a machine, whose final state is gone: such a rollout cannot be scored again."""
 
+    @property
+    def names(self) -> list[str]:
+        """A name for each conversation: its kind, and a number if there are several of that kind."""
+        kinds = [line.kind for line in self.lineage]
+        return [
+            f"{kind} {kinds[: at + 1].count(kind)}" if kinds.count(kind) > 1 else kind for at, kind in enumerate(kinds)
+        ]
+
 
 class Judgement(msgspec.Struct, kw_only=True):
     model: str

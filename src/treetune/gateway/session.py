@@ -249,8 +249,9 @@ class Session:
         for each in trained:
             each.tokens.spans = [span._replace(turn=place[span.turn]) for span in each.tokens.spans]
         calls = [self.calls[number] for number in place]
+        over = self.over if self.spent else None
         record = AgentRecord(
-            name=name, calls=calls, lineage=lineage, counts=dict(self.counts), notes=dict(self.notes), over=self.over
+            name=name, calls=calls, lineage=lineage, counts=dict(self.counts), notes=dict(self.notes), over=over
         )
         has_tokens = isinstance(self._behind, TokenModel) and trained
         return record, Tokens([each.tokens for each in trained]) if has_tokens else None

@@ -38,7 +38,7 @@ class TokenCounts(msgspec.Struct, kw_only=True):
     realigned: int = 0
     """Prompts that differ from the template's text in order to continue the sampled tokens."""
     rewritten: int = 0
-    """Sequences that begin because the history was rewritten."""
+    """How often a sequence begins because the history was rewritten."""
     compactions: int = 0
     sub_agents: int = 0
 
@@ -64,8 +64,10 @@ class TokenCheck:
         self.faults += [(name, fault) for fault in find_faults(tokens, agent)]
         trained = sum(len(sequence.spans) for sequence in tokens.sequences)
         calls = agent.calls if agent is not None else [turn for turn in trace.turns if turn.message is not None]
-        kinds = Counter(line.kind for line in agent.lineage) if agent is not None else Counter[str]()
-        side = sum(len(line.calls) for line in agent.lineage if line.kind == "side") if agent is not None else 0
+        lines = agent.lineage if agent is not None else []
+        kinds = Counter(line.kind for line in lines)
+        side = sum(len(line.calls) for line in lines if line.kind == "side")
+        branches = sum(line.origin is not None and line.calls != line.trained for line in lines)
         counts.sequences += len(tokens.sequences)
         counts.calls += len(calls)
         counts.trained += trained
@@ -74,7 +76,7 @@ class TokenCheck:
         counts.tokens += sum(len(sequence.ids) for sequence in tokens.sequences)
         counts.sampled += sum(sum(sequence.mask) for sequence in tokens.sequences)
         counts.realigned += sum(sequence.realigned for sequence in tokens.sequences)
-        counts.rewritten += sum(sequence.breaks_history for sequence in tokens.sequences)
+        counts.rewritten += sum(sequence.breaks_history for sequence in tokens.sequences) - branches
         counts.compactions += kinds["compaction"]
         counts.sub_agents += kinds["sub-agent"]
         if self._score is not None:

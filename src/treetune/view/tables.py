@@ -243,6 +243,7 @@ def show_rollout(run: Run, at: int) -> dict[str, Any]:
         "entry": row_of(run, at),
         "trace": parts,
         "has_tokens": entry.tokens,
+        "conversations": trace.agent.names if trace.agent is not None else [],
         "group": cells_of(run.columns, int(run.groups().task[at])),
         "advantages": _turn_advantages(run, at, trace),
         "truth": trace.task.ground_truth,

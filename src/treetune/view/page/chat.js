@@ -13,19 +13,21 @@ function Info({ info }) {
   })}</dl>`;
 }
 
-function TurnView({ turn, number: which, next, answered, markdown, span, alone, advantage }) {
-  const calls = callsOf(turn, next?.observed);
-  calls.forEach((call) => call.id && call.result !== undefined && answered.add(call.id));
-  const observed = turn.observed.filter((message) => !(message.role === "tool" && answered.has(message.tool_call_id)));
-  return html`<li class="turn" id=${`turn-${which}`}>
-    ${observed.map((message) => html`<${Message} message=${message} markdown=${markdown} />`)}
-    ${turn.message ? html`<${Message} message=${turn.message} markdown=${markdown}>${calls.map((call) => html`<${Call} call=${call} />`)}</${Message}>` : html`<p class="absent">no answer: the rollout ended here</p>`}
-    <footer class="turn-end">${!alone && html`<span class="turn-number">turn ${which + 1}</span>`}
-      <span class="paid">reward <${Reward} value=${turn.reward ?? 0} span=${span} /></span>
-      ${advantage != null && html`<span class="badge" title="what was earned from this turn on, compared with the group">advantage ${signed(advantage)}</span>`}
+// One answer and what came before it. `later` are the messages in which results of its tools may be.
+export function TurnView({ as = "li", turn, id, later, answered, markdown, children }) {
+  const withCalls = (message, calls) => {
+    calls.forEach((call) => call.id && call.result !== undefined && answered.add(call.id));
+    return html`<${Message} message=${message} markdown=${markdown}>${calls.map((call) => html`<${Call} call=${call} />`)}</${Message}>`;
+  };
+  const isNew = (message) => !(message.role === "tool" && answered.has(message.tool_call_id));
+  const answer = turn.message && withCalls(turn.message, callsOf(turn, later));
+  return html`<${as} class="turn" id=${id}>
+    ${turn.observed.map((message) => isNew(message) && withCalls(message, callsOf({ message }, turn.observed)))}
+    ${answer || html`<p class="absent">no answer: the rollout ended here</p>`}
+    <footer class="turn-end">${children}
       ${turn.finish_reason && turn.finish_reason !== "stop" && html`<span class="badge ${turn.finish_reason === "length" ? "warn" : ""}">${visible(turn.finish_reason)}</span>`}
       <${Info} info=${turn.info} /></footer>
-  </li>`;
+  </${as}>`;
 }
 
 export function Chat({ trace, markdown, span, advantages }) {
@@ -33,7 +35,11 @@ export function Chat({ trace, markdown, span, advantages }) {
   const answered = new Set();
   return html`<section aria-label="Conversation" class="chat">
     <ol class="turns" aria-label=${plural(turns.length, "turn")}>
-      ${turns.map((turn, at) => html`<${TurnView} key=${at} turn=${turn} number=${at} next=${turns[at + 1] || { observed: trace.final || [] }} answered=${answered} markdown=${markdown} span=${span} alone=${turns.length === 1} advantage=${advantages?.[at]} />`)}
+      ${turns.map((turn, at) => html`<${TurnView} key=${at} turn=${turn} id=${`turn-${at}`} later=${turns[at + 1]?.observed || trace.final || []} answered=${answered} markdown=${markdown}>
+        ${turns.length > 1 && html`<span class="turn-number">turn ${at + 1}</span>`}
+        <span class="paid">reward <${Reward} value=${turn.reward ?? 0} span=${span} /></span>
+        ${advantages?.[at] != null && html`<span class="badge" title="what was earned from this turn on, compared with the group">advantage ${signed(advantages[at])}</span>`}
+      </${TurnView}>`)}
     </ol>
     ${!turns.length && html`<p class="absent">It ended before its first turn.</p>`}
     ${(trace.final || []).filter((message) => !(message.role === "tool" && answered.has(message.tool_call_id))).map((message) => html`<${Message} message=${message} markdown=${markdown} />`)}

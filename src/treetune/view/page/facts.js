@@ -108,6 +108,7 @@ export function Facts({ run, answer, onMark }) {
     <section class="card"><h2>Again</h2><${Command} says="Play the task again" text=${answer.again} /><${Command} says="In the terminal" text=${answer.show} /></section>
     ${trace.warnings?.map((warning) => html`<p class="notice">${visible(warning)}</p>`)}
     <${Pairs} title="About" open values=${{ source: trace.task?.data_source, model: trace.model, step: trace.step, weights: weights(trace), tokens: usage.completion_tokens ? `${count(usage.prompt_tokens)} given, ${count(usage.completion_tokens)} sampled` : null, retries: entry.retries || null, attempt: trace.attempt || null, uid: trace.uid }} />
+    ${trace.agent && html`<${Pairs} title="Agent" open values=${{ name: trace.agent.name, ...trace.agent.counts, ...trace.agent.notes, ended: trace.agent.over }} />`}
     <${Pairs} title="Task" values=${task} />
     ${trace.tools?.length > 0 && html`<section class="card"><details><summary>${plural(trace.tools.length, "tool")} offered</summary><${Content} content=${trace.tools} data /></details></section>`}
   </aside>`;

@@ -3,6 +3,7 @@
 import { useEffect, useState } from "./vendor/hooks.js";
 import { html } from "./html.js";
 import { change, go, link } from "./address.js";
+import { AgentCalls, lanesOf } from "./agent.js";
 import { AGAIN, Instead, forget, useAnswer } from "./answer.js";
 import { ask } from "./api.js";
 import { Chat } from "./chat.js";
@@ -120,7 +121,7 @@ export function Rollout({ run, at, tab, info, params, version }) {
       </div>
     </header>
     <div class="columns">
-      <div class="conversation">${tokens ? html`<${Tokens} run=${run} at=${data.at} has=${data.has_tokens} version=${version} />` : html`<${Rendered} rendered=${data.rendered} why=${data.not_rendered} markdown=${markdown} /><${Chat} key=${data.at} trace=${trace} advantages=${data.advantages} markdown=${markdown} span=${span} />`}</div>
+      <div class="conversation">${tokens ? html`<${Tokens} run=${run} at=${data.at} has=${data.has_tokens} lanes=${trace.agent ? lanesOf(trace.agent, data.conversations) : null} version=${version} />` : html`<${Rendered} rendered=${data.rendered} why=${data.not_rendered} markdown=${markdown} />${trace.agent && html`<${AgentCalls} key=${data.at} agent=${trace.agent} names=${data.conversations} markdown=${markdown} /><h2>What the agent handed in</h2>`}<${Chat} key=${data.at} trace=${trace} advantages=${data.advantages} markdown=${markdown} span=${span} />`}</div>
       <${Facts} run=${run} answer=${data} onMark=${() => { forget(); setMarked(marked + 1); }} />
     </div>
   </section>`;

@@ -4,6 +4,7 @@ import { useEffect, useRef, useState } from "./vendor/hooks.js";
 import { html, pure } from "./html.js";
 import { Instead, useAnswer } from "./answer.js";
 import { change, read } from "./address.js";
+import { beginning, rewrites } from "./agent.js";
 import { count, number, percent, plural, visible } from "./format.js";
 import { Minimap } from "./minimap.js";
 
@@ -70,10 +71,11 @@ const Block = pure(({ sequence, from, to, way }) => {
   return html`<div class="block" ref=${box} style=${near ? {} : { height: guess }}>${tokens}</div>`;
 });
 
-function Sequence({ sequence, which, total, way, onHover }) {
+function Sequence({ sequence, lane, which, total, way, onHover }) {
   const sampled = sequence.mask.reduce((sum, each) => sum + each, 0);
   const known = sequence.logprobs.length ? sequence.logprobs.filter((_, at) => sequence.mask[at]) : [];
   const mean = known.length ? known.reduce((sum, each) => sum + each, 0) / known.length : null;
+  const says = lane ? beginning(lane) : sequence.breaks_history && "The history breaks here: the chat template rewrote earlier messages, so a new sequence begins.";
   const box = useRef(null);
   // Scroll to the block first, which then shows its tokens.
   const goTo = (at) => {
@@ -91,8 +93,8 @@ function Sequence({ sequence, which, total, way, onHover }) {
     if (at !== undefined) onHover(describe(sequence, Number(at)));
   };
   return html`<section class="sequence" aria-label=${`Sequence ${which + 1} of ${total}`}>
-    ${sequence.breaks_history && html`<p class="break" role="note">The history breaks here: the chat template rewrote earlier messages, so a new sequence begins.</p>`}
-    <header><b>Sequence ${which + 1}</b> <span>${plural(sequence.ids.length, "token")}: ${count(sampled)} sampled, ${count(sequence.ids.length - sampled)} given</span>
+    ${says && html`<p class=${lane && !rewrites(lane) ? "absent" : "break"} role="note">${says}</p>`}
+    <header><b>Sequence ${which + 1}</b> ${lane && html`<span class="badge">${visible(lane.name)}</span><span>trains ${lane.own.length === 1 ? "call" : "calls"} ${lane.own.map((call) => call + 1).join(", ")}</span>`} <span>${plural(sequence.ids.length, "token")}: ${count(sampled)} sampled, ${count(sequence.ids.length - sampled)} given</span>
       ${mean != null && html`<span title="how many tokens the policy in effect chose among">mean logprob ${number(mean)}, perplexity ${number(Math.exp(-mean), 2)}</span>`}
       ${sequence.realigned > 0 && html`<span class="badge warn" title="prompts that continue the sampled tokens although the template would write them differently">realigned ${sequence.realigned}×</span>`}
       ${!sequence.logprobs.length && html`<span class="badge">no logprobs</span>`}</header>
@@ -103,7 +105,7 @@ function Sequence({ sequence, which, total, way, onHover }) {
   </section>`;
 }
 
-export function Tokens({ run, at, has, version }) {
+export function Tokens({ run, at, has, lanes, version }) {
   const { data, error } = useAnswer("tokens", has ? { run, at } : null, version);
   const [tip, setTip] = useState("");
   const way = WAYS[read().params.way] ? read().params.way : "surprise";
@@ -116,6 +118,6 @@ export function Tokens({ run, at, has, version }) {
       <span class="token given">given</span><span class="token sampled s0">sampled</span>
       <span class="soft">${data.tokenizer ? `texts by ${data.tokenizer}` : "ids only: no tokenizer is known"}</span></div>
     <p class="tip token-tip" aria-live="off">${tip || "Point at a token for its id."}</p>
-    ${data.sequences.map((sequence, which) => html`<${Sequence} key=${which} sequence=${sequence} which=${which} total=${data.sequences.length} way=${way} onHover=${setTip} />`)}
+    ${data.sequences.map((sequence, which) => html`<${Sequence} key=${which} sequence=${sequence} lane=${lanes?.[which]} which=${which} total=${data.sequences.length} way=${way} onHover=${setTip} />`)}
   </div>`;
 }
