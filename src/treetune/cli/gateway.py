@@ -9,7 +9,9 @@ import os
 import secrets
 import signal
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import uvloop
@@ -21,8 +23,11 @@ from treetune.config.interpolation import with_overrides
 from treetune.config.structs import convert
 from treetune.core.policy import Sampling
 from treetune.data.rows.prompt_lengths import load_tokenizer
-from treetune.errors import PolicyError, UsageError
-from treetune.gateway import Gateway, GatewayServer, HttpSampler, Sampler, SessionLimits
+from treetune.errors import UsageError
+from treetune.gateway import Gateway, GatewayServer, HttpSampler, SessionLimits
+
+if TYPE_CHECKING:
+    from treetune.gateway.workers import GatewayPool
 
 log = logging.getLogger("treetune.gateway")
 gateway_app = typer.Typer()
@@ -64,6 +69,9 @@ def gateway_command(
     call_format: Annotated[
         str | None, option("How the model writes tool calls, if its chat template does not show it: hermes, ...")
     ] = None,
+    workers: Annotated[
+        int, option("The number of processes. Each has a port after that of --http.", "-w", "--workers", min=1)
+    ] = 1,
     json: JsonWhenReady = False,
 ) -> int | None:
     """Serve a model to agents, and record exactly which tokens each was given and which were sampled.
@@ -92,43 +100,48 @@ def gateway_command(
     key = os.environ.get(api_key_env) if api_key_env is not None else None
     if api_key_env is not None and not key:
         raise UsageError(f"the environment variable {api_key_env} is not set")
-    sampler: Sampler
-    if upstream is not None:
-        sampler = HttpSampler(upstream, served_name, api_key=key, seconds=timeout)
-        tokenizer = load_tokenizer(model)
-    else:
-        from treetune.gateway.local_model import LocalSampler
-        from treetune.models.local import LocalPolicy
-
-        policy = LocalPolicy(model)
-        sampler, tokenizer = LocalSampler(policy), policy.tokenizer
-    gateway = Gateway(
-        tokenizer,
-        sampler,
+    if workers > 1 and upstream is None:
+        raise UsageError("-w needs an engine for all processes", remedy="add --upstream http://HOST:PORT/v1")
+    make = partial(
+        _make_gateway,
+        model,
+        None if upstream is None else partial(HttpSampler, upstream, served_name, api_key=key, seconds=timeout),
         name=served_name or model,
-        rewrites="keep" if rewrites == "keep" else "split",
+        rewrites=rewrites,
         call_format=call_format,
         arguments=data.get("template"),
         limits=limits,
         sampling=sampling,
     )
     chosen = token or secrets.token_urlsafe(24)
-    server = GatewayServer(gateway, http, token=chosen)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    shown = None if token else chosen
-    uvloop.run(_serve(server, sampler, shown, json))
+    gateway = make()
+    server: GatewayServer | GatewayPool = GatewayServer(gateway, http, token=chosen)
+    if workers > 1:
+        from treetune.gateway.workers import GatewayPool
+
+        server = GatewayPool(make, workers, http, token=chosen)
+    uvloop.run(_serve(server, None if token else chosen, json))
     return 0
 
 
-async def _serve(server: GatewayServer, sampler: Sampler, token: str | None, json: bool) -> None:
+def _make_gateway(model: str, make_sampler: Callable[[], HttpSampler] | None, **options: Any) -> Gateway:
+    if make_sampler is not None:
+        sampler = make_sampler()  # its faults are cheaper to find
+        return Gateway(load_tokenizer(model), sampler, **options)
+    from treetune.gateway.local_model import LocalSampler
+    from treetune.models.local import LocalPolicy
+
+    policy = LocalPolicy(model)
+    return Gateway(policy.tokenizer, LocalSampler(policy), **options)
+
+
+async def _serve(server: GatewayServer | GatewayPool, token: str | None, json: bool) -> None:
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
-    if isinstance(sampler, HttpSampler):
-        try:
-            await sampler.connect()
-        except PolicyError as error:
-            log.warning("%s; until it answers, calls fail", error.message)
+    if isinstance(server, GatewayServer):
+        await server.gateway.connect()
     url = await server.start()
     found: dict[str, Any] = {"url": url, "pid": os.getpid()}
     if json:
@@ -141,5 +154,3 @@ async def _serve(server: GatewayServer, sampler: Sampler, token: str | None, jso
     log.info("stopping: calls under way are cancelled")
     with contextlib.suppress(asyncio.CancelledError):
         await server.close()
-    if isinstance(sampler, HttpSampler):
-        sampler.close()

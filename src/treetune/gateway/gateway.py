@@ -6,6 +6,7 @@ session = gateway.open()
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +15,11 @@ import msgspec
 
 from treetune.chat.tokens import ChatTokens, Rewrites
 from treetune.core.policy import Sampling
+from treetune.errors import PolicyError
 from treetune.gateway.call import Answerer, Refused, Sampler
 from treetune.gateway.prompts import Prompts, TokenModel
 from treetune.gateway.session import Session, SessionLimits
+from treetune.gateway.upstream import HttpSampler
 from treetune.play.weights import PAUSE_SECONDS, Calls, Weights
 from treetune.system.prometheus import Figures
 
@@ -25,6 +28,7 @@ COUNTED = (
     "without_ids", "aborted_calls",
 )  # fmt: skip
 """What the metrics count from the start."""
+log = logging.getLogger("treetune.gateway")
 MOST_SESSIONS = 10_000
 _KEPT_SECONDS = 3600.0
 """How long the record of a session is kept after its time is over."""
@@ -93,6 +97,14 @@ class Gateway:
             if len(self.ended) > MOST_SESSIONS:
                 self.ended.popitem(last=False)
 
+    async def connect(self) -> None:
+        """Ask an engine for its model; if it does not answer, calls do so again."""
+        if isinstance(self.sampler, HttpSampler):
+            try:
+                await self.sampler.connect()
+            except PolicyError as error:
+                log.warning("%s; until it answers, calls fail", error.message)
+
     def figures(self) -> Figures:
         """What its sessions are doing, and what they have counted so far."""
         gauges = {"sessions": len(self.sessions), "calls_under_way": 0, "paused": int(self.weights.paused)}
@@ -121,6 +133,8 @@ class Gateway:
     def close(self) -> None:
         for session in self.sessions.values():
             session.close("the gateway is stopping")
+        if isinstance(self.sampler, HttpSampler):
+            self.sampler.close()
 
 
 def read_settings(data: Mapping[str, Any], gateway: Gateway) -> tuple[SessionLimits, Sampling, str | None]:

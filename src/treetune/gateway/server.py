@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import socket
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
@@ -55,9 +56,9 @@ class GatewayServer:
         access = Access(token=token)
         self._listener, self._app = HttpListener(address, access, unix), _GatewayApp(gateway, access)
 
-    async def start(self) -> str:
-        """Start listening; return the address."""
-        return await self._listener.start(self._app)
+    async def start(self, listening: socket.socket | None = None) -> str:
+        """Start listening, on this socket if one is given; return the address."""
+        return await self._listener.start(self._app, listening=listening)
 
     async def close(self) -> None:
         """Cancel all calls, and stop listening."""
@@ -102,7 +103,7 @@ class _GatewayApp(JsonApp):
             Route("GET", "/health", self._health, needs_token=False),
         ]
         remedy = "send `Authorization: Bearer TOKEN`"
-        super().__init__(routes, access, max_bytes=MOST_BYTES, token_remedy=remedy, render_error=_render_error)
+        super().__init__(routes, access, max_bytes=MOST_BYTES, token_remedy=remedy, render_error=render_error)
         self._gateway = gateway
 
     # For those who run agents
@@ -147,19 +148,12 @@ class _GatewayApp(JsonApp):
     def find_route(self, scope: Scope) -> Route:
         """The route of a request. The key of an agent is checked here, before the body is read."""
         path, method = scope["path"], scope["method"]
-        first, _, rest = path[1:].partition("/")
-        if first == "sessions" and "/" in rest:
-            key, _, rest = rest.partition("/")
-        elif first in ("v1", "v1beta"):
-            key, rest = _find_key(scope), path[1:]
-        else:
+        if (found := find_call(scope)) is None:
             return super().find_route(scope)
-        session = self._gateway.sessions.get(key)
+        session = self._gateway.sessions.get(found.key)
         if session is None:
-            if (why := self._gateway.ended.get(key)) is not None:
-                raise Refused(410, why, "session_over")
-            raise HttpError(401, "authentication_error", "this is not the key of a session")
-        rest = "/" + rest.removeprefix("v1beta/").removeprefix("v1/")
+            raise refuse_key(found.key, self._gateway.ended)
+        rest = "/" + found.path.removeprefix("v1beta/").removeprefix("v1/")
         if rest == "/models" or (rest.startswith("/models/") and ":" not in rest):
             return self._route(method, "GET", path, partial(self._models, rest[len("/models/") :]))
         if rest == "/messages/count_tokens":
@@ -287,6 +281,31 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
         await task
 
 
+class FoundCall(NamedTuple):
+    """The request of an agent."""
+
+    key: str
+    """That of its session."""
+    path: str
+
+
+def find_call(scope: Scope) -> FoundCall | None:
+    """The session that a request of an agent names; None for requests of those who run agents."""
+    first, _, rest = scope["path"][1:].partition("/")
+    if first == "sessions" and "/" in rest:
+        key, _, rest = rest.partition("/")
+        return FoundCall(key, rest)
+    return FoundCall(_find_key(scope), scope["path"][1:]) if first in ("v1", "v1beta") else None
+
+
+def refuse_key(key: str, *ended: Mapping[str, str]) -> HttpError:
+    """The error for a key of no open session. `ended` are the keys of sessions that were open, with the reasons."""
+    why = next((those[key] for those in ended if key in those), None)
+    if why is not None:
+        return Refused(410, why, "session_over")
+    return HttpError(401, "authentication_error", "this is not the key of a session")
+
+
 def _find_key(scope: Scope) -> str:
     """The API key of a request."""
     headers = dict(scope["headers"])
@@ -320,7 +339,7 @@ def _read(read: Any, body: Body) -> Call:
     return call
 
 
-def _render_error(error: HttpError) -> bytes:
+def render_error(error: HttpError) -> bytes:
     """An error in a form that the SDKs of all dialects read."""
     found = msgspec.json.decode(error.body, type=ErrorAnswer)
     message = f"{found.error}; {found.remedy}" if found.remedy else found.error

@@ -31,13 +31,23 @@ class HttpError(Exception):
     """An error that is sent as the answer."""
 
     def __init__(
-        self, status: int, kind: str, error: str, *, path: str | None = None, remedy: str | None = None, allow: str = ""
+        self,
+        status: int,
+        kind: str,
+        error: str,
+        *,
+        path: str | None = None,
+        remedy: str | None = None,
+        allow: str = "",
+        location: str = "",
     ) -> None:
-        """`allow` lists the methods that a path accepts."""
+        """`allow` lists the methods that a path accepts; `location` is where the request should go."""
         super().__init__(error)
         self.status, self.kind = status, kind
         self.body = encode(ErrorAnswer(error=error, kind=kind, status=status, path=path, remedy=remedy))
         self.headers = [(b"allow", allow.encode())] if allow else _HEADERS.get(status, [])
+        if location:
+            self.headers = [(b"location", location.encode())]
 
 
 _HEADERS = {

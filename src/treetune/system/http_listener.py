@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -60,10 +61,12 @@ class HttpListener:
         self._running: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
 
-    async def start(self, app: Any, *, websocket_bytes: int | None = None) -> str:
-        """Starts listening; returns the address. `websocket_bytes` is the largest message of a WebSocket; without it
-        WebSockets are refused."""
-        listening = bind_tcp(self._host, self._port, f"{self._host}:{self._port}")
+    async def start(
+        self, app: Any, *, websocket_bytes: int | None = None, listening: socket.socket | None = None
+    ) -> str:
+        """Starts listening, on this socket if one is given; returns the address. `websocket_bytes` is the largest
+        message of a WebSocket; without it WebSockets are refused."""
+        listening = listening or bind_tcp(self._host, self._port, f"{self._host}:{self._port}")
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 app,
