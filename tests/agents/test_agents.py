@@ -7,26 +7,24 @@ of Harbor, in front of a scripted model that works with whatever tools they offe
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import npm_agents
 import pytest
 import venvs
+from agent_playing import SCRIPTS, count_files, greet, play
 from gateway_playing import check_exact, format_of, running_engine
 from scripted_engine import make_tokenizer
 
-from treetune import build_taskset
-from treetune.gateway import AgentPolicy, HttpSampler
+from treetune.chat.tokens import ChatTokens
+from treetune.gateway import HttpSampler
 from treetune.gateway.agent import known_agents
 from treetune.gateway.prompts import Prompts, TokenModel
-from treetune.play.rollout import run_rollout
 from treetune.sandbox import probe
 
 pytestmark = [
@@ -35,18 +33,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*replaces the tasks' images"),
 ]
 TOKENIZER = "calls:hermes"
-PROGRAMS = Path(__file__).parent / "programs"
-SCRIPTS = {
-    "openai": ("openai_sdk.py", "openai"),
-    "openai, streamed": ("openai_sdk.py --stream", "openai"),
-    "anthropic": ("anthropic_sdk.py", "anthropic"),
-    "anthropic, streamed": ("anthropic_sdk.py --stream", "anthropic"),
-    "openai-agents, a sub-agent": ("openai_agents.py", "openai-agents"),
-    "langgraph": ("langgraph_react.py", "langgraph"),
-    "pydantic-ai": ("pydantic_ai_agent.py", "pydantic-ai-slim"),
-    "claude-agent-sdk": ("claude_agent_sdk_query.py", "claude-agent-sdk"),
-}
-"""Agents that are scripts around a library: the file, and the package whose version counts."""
 KINDS = {
     "openai-agents, a sub-agent": {"sub-agent", "main"},
     "claude-agent-sdk": {"side", "main"},  # a title for the session
@@ -74,25 +60,6 @@ def engine():
         yield engine
 
 
-class AgentBefore(AgentPolicy):
-    """An agent in front of this model, as a trainer has it."""
-
-    def __init__(self, agent, model):
-        super().__init__(agent)
-        self._given = model
-
-    async def play(self, assignment):
-        return await self.play_behind(self._given, assignment)
-
-
-def config_of(name, python):
-    """The settings of an agent: a script's, or the name of a known one."""
-    if name not in SCRIPTS:
-        return name
-    file, *options = SCRIPTS[name][0].split()
-    return {"name": name, "command": [str(python), str(PROGRAMS / file), *options], "env": {"IS_SANDBOX": "1"}}
-
-
 def version_of(name, python):
     if name not in SCRIPTS:
         return re.split("@|==", known_agents()[name].install.strip("'"))[-1]
@@ -100,44 +67,14 @@ def version_of(name, python):
     return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-async def play(engine, agent, taskset, commands):
+async def play_scripted(engine, name, python, taskset, commands):
     engine.script(TOKENIZER, commands=commands, context=200_000)
     sampler = HttpSampler(engine.url, "policy")
-    policy = AgentBefore(agent, TokenModel(Prompts(make_tokenizer(TOKENIZER), "keep", format_of(TOKENIZER)), sampler))
     try:
-        return await run_rollout(taskset, taskset[0], policy)
+        model = TokenModel(Prompts(ChatTokens(make_tokenizer(TOKENIZER), call_format=format_of(TOKENIZER))), sampler)
+        return await play(name, python, model, taskset)
     finally:
-        await policy.close()
         sampler.close()
-
-
-def count_files(folder):
-    """A question of os-interaction, and the commands that answer it."""
-    files = "mkdir -p /var/data; touch /var/data/{1..7}.txt /var/data/x.md"
-    sample = {
-        "description": "How many files in /var/data end in .txt? Answer with the number alone.",
-        "create": {"local": "default", "init": {"code": files}},
-        "evaluation": {"match": "7"},
-    }
-    (folder / "samples.json").write_text(json.dumps([sample]))
-    keys = {"data": str(folder / "samples.json"), "command_seconds": 60}
-    return build_taskset({"id": "os-interaction", **keys}), ["ls /var/data", "ls /var/data/*.txt | wc -l"]
-
-
-def greet(folder):
-    """A task of Harbor, and the commands that do it."""
-    test = "diff greetings.txt <(sed 's/.*/Hello, &!/' names.txt) && echo 1 >/logs/verifier/reward.txt"
-    for name, text in {
-        "task.toml": 'schema_version = "1.4"\n',
-        "instruction.md": "Greet everybody in names.txt, in greetings.txt.\n",
-        "environment/Dockerfile": "FROM python:3.12-slim\nWORKDIR /app\nCOPY names.txt .\n",
-        "environment/names.txt": "Ada\nAlan\n",
-        "tests/test.sh": f"#!/bin/bash\n{test}\n",
-    }.items():
-        (folder / "greet" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "greet" / name).write_text(text)
-    commands = ["cat names.txt", "sed 's/.*/Hello, &!/' names.txt > greetings.txt; echo done"]
-    return build_taskset({"id": "harbor", "folder": str(folder / "greet")}), commands
 
 
 @pytest.mark.parametrize("task", [count_files, greet])
@@ -148,7 +85,7 @@ def greet(folder):
 def test_an_agent_earns_its_reward_and_each_sample_is_trained_once(name, task, python, engine, tmp_path, table):
     taskset, commands = task(tmp_path)
     began = time.monotonic()
-    trace = asyncio.run(play(engine, config_of(name, python), taskset, commands))
+    trace = asyncio.run(play_scripted(engine, name, python, taskset, commands))
     seconds = time.monotonic() - began
     assert trace.failure is None
     assert trace.agent is not None
@@ -160,6 +97,7 @@ def test_an_agent_earns_its_reward_and_each_sample_is_trained_once(name, task, p
     trained = check_exact(engine, trace.tokens.sequences, trace.agent.counts["calls"] - sides)
     assert sides + trained == len(engine.memory()["sampled"])
     kinds = [kind for kind, _ in shape]
+    assert kinds[len(trace.tokens.sequences) - 1] == "main", "the last one, for trainers with one row"
     assert set(kinds) == KINDS.get(name, {"main"})
     if name not in EACH_STEP_ANEW:
         assert len(kinds) == len(set(kinds)), "one sequence for each conversation"
