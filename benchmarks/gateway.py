@@ -13,18 +13,21 @@ import asyncio
 import contextlib
 import gc
 import json
+import os
 import resource
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from benchmarks.measure import Cost, cpu_of, show
 from treetune.data.rows.prompt_lengths import load_tokenizer
-from treetune.gateway import Gateway, Sampled, SessionLimits
+from treetune.gateway import Gateway, HttpSampler, Sampled, SessionLimits
 from treetune.gateway.call import Call
 
 CHUNKS = 64
@@ -118,6 +121,24 @@ async def main():
 uvloop.run(main())
 """
 
+POOL = """
+import asyncio, sys
+from functools import partial
+import uvloop
+from benchmarks.gateway import make_gateway
+from treetune.gateway.workers import GatewayPool
+async def main():
+    pool = GatewayPool(partial(make_gateway, int(sys.argv[1])), int(sys.argv[2]), "127.0.0.1:0", token="t")
+    print(await pool.start(), flush=True)
+    await asyncio.Event().wait()
+if __name__ == "__main__":
+    uvloop.run(main())
+"""
+
+
+def make_gateway(engine_port: int) -> Gateway:
+    return Gateway(Words(), HttpSampler(f"http://127.0.0.1:{engine_port}/v1", "m"))
+
 
 class Words:
     """A tokenizer whose tokens are words: it costs what splitting costs."""
@@ -172,15 +193,16 @@ class Client(asyncio.Protocol):
             self.done.set_result(int(head[9:12]))
 
 
-async def load(port: int, calls: int, stream: bool) -> None:
-    """So many equal calls, `AT_ONCE` of them at a time."""
+async def load(port: int, calls: int, stream: bool, places: Sequence[tuple[int, str]] = ()) -> None:
+    """So many equal calls, `AT_ONCE` of them at a time. `places` are the ports and paths of sessions."""
     messages = [{"role": "system", "content": "be good"}, {"role": "user", "content": "the quick brown fox " * 15}]
     body = json.dumps({"model": "m", "messages": messages, "stream": stream}).encode()
 
     async def client(number: int) -> None:
-        _, connection = await asyncio.get_running_loop().create_connection(Client, "127.0.0.1", port)
+        at, path = places[number] if places else (port, f"/sessions/{number}")
+        _, connection = await asyncio.get_running_loop().create_connection(Client, "127.0.0.1", at)
         for _ in range(calls // AT_ONCE):
-            assert await connection.ask(f"/sessions/{number}/v1/chat/completions", body) == 200
+            assert await connection.ask(f"{path}/v1/chat/completions", body) == 200
         connection.transport.close()
 
     await asyncio.gather(*(client(number) for number in range(AT_ONCE)))
@@ -231,6 +253,28 @@ def measure_calls(calls: int) -> None:
                 theirs = min(theirs, proxy.cost(number // 2, stream))
             one, other = (Cost(each.cpu / per, each.wall / per) for each in (ours, theirs))
             show(what, one, "a bare proxy on aiohttp", other, target="25 us" if stream else "0.20 ms, 1.33x")
+
+
+def measure_workers(calls: int) -> None:
+    """The time of a call at one process and at two; the load and the engine take their share of the cores."""
+    engine_port = free_port()
+    for workers in (1, 2):
+        with running(ENGINE, engine_port, CHUNKS, port=engine_port), running(POOL, engine_port, workers) as pool:
+            places = [open_session(pool.port) for _ in range(AT_ONCE)]
+            took = 1e9
+            for _ in range(4):
+                began = time.perf_counter()
+                asyncio.run(load(pool.port, calls, False, places))
+                took = min(took, time.perf_counter() - began)
+            print(f"gateway: {calls / took:,.0f} plain calls a second with {workers} worker(s), {os.cpu_count()} cores")
+
+
+def open_session(port: int) -> tuple[int, str]:
+    body = json.dumps({"limits": {"calls": 1 << 30, "tokens": 1 << 60}}).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/sessions", body, {"Authorization": "Bearer t"})
+    with urllib.request.urlopen(request) as answer:
+        url = urlsplit(json.load(answer)["url"])
+    return url.port or 0, url.path
 
 
 class Fixed:
@@ -291,6 +335,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", help="a real one for continuing calls: a folder, or a name on the hub")
     asked = parser.parse_args()
     measure_calls(asked.calls)
+    measure_workers(asked.calls)
     tokenizer = load_tokenizer(asked.tokenizer) if asked.tokenizer else Words()
     name = asked.tokenizer or "a tokenizer of words"
     for size, target in ((2_000, "0.7 ms"), (10_000, "1.5 ms"), (30_000, "2.5 ms")):

@@ -24,9 +24,9 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @contextlib.contextmanager
-def gateway_process(engine):
+def gateway_process(engine, address="127.0.0.1:0"):
     path = os.pathsep.join([str(SUPPORT), str(SUPPORT.parents[1] / "src")])
-    command = [sys.executable, SUPPORT / "gateway_process.py", engine.url, "plain"]
+    command = [sys.executable, SUPPORT / "gateway_process.py", engine.url, "plain", address]
     environment = {**os.environ, "PYTHONPATH": path}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
@@ -149,6 +149,12 @@ def test_a_gateway_that_is_killed_leaves_no_call_behind(engine):
             assert all(isinstance(one, APIConnectionError) for one in found)
             await until(lambda: engine.memory()["cancelled"] == SESSIONS)
             assert engine.memory()["sampled"] == []
+        engine.script("plain")
+        with gateway_process(engine, base.rpartition("/")[2]) as process:
+            base, key, *_ = [process.stdout.readline().strip() for _ in range(1 + SESSIONS)]
+            assert await say(AsyncOpenAI(base_url=f"{base}/v1", api_key=key)), "it starts again at its address"
+            with pytest.raises(APIError, match="not the key"):
+                await say(clients[0])
 
     asyncio.run(play())
 

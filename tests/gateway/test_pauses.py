@@ -90,6 +90,25 @@ def test_a_call_waits_for_the_end_of_a_pause_and_the_time_of_its_session_with_it
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
+def test_a_client_that_leaves_during_a_pause_leaves_no_call_behind(engine, streamed):
+    async def play():
+        weights = Weights()
+        async with asking(engine, weights=weights) as (_, session, client):
+            await weights.pause()
+            asked = asyncio.ensure_future(call(client, streamed))
+            await until(lambda: session.under_way == 1)
+            asked.cancel()
+            await until(lambda: session.under_way == 0)
+            weights.resume()
+            assert await call(client, streamed, max_tokens=7)
+            assert [one["max_tokens"] for one in engine.memory()["begun"]] == [7]
+            assert session.counts["abandoned"] == 1
+            check_exact(engine, session.tokens().sequences, 1)
+
+    asyncio.run(play())
+
+
 def test_tokens_have_the_version_that_the_trainer_set_if_the_engine_knows_none(engine):
     async def play():
         weights = Weights()

@@ -1,4 +1,4 @@
-"""A gateway in a process of its own, which tests may kill: python gateway_process.py ENGINE_URL TOKENIZER
+"""A gateway in a process of its own, which tests may kill: python gateway_process.py ENGINE_URL TOKENIZER ADDRESS
 
 It prints its address and the keys of its sessions, a line each."""
 
@@ -15,9 +15,9 @@ from treetune.gateway import Gateway, GatewayServer, HttpSampler
 SESSIONS = 100
 
 
-async def main(engine: str, tokenizer: str) -> None:
+async def main(engine: str, tokenizer: str, address: str) -> None:
     gateway = Gateway(make_tokenizer(tokenizer), HttpSampler(engine, "policy"))
-    print(await GatewayServer(gateway, token=TOKEN).start(), flush=True)
+    print(await GatewayServer(gateway, address, token=TOKEN).start(), flush=True)
     for _ in range(SESSIONS):
         print(gateway.open().key, flush=True)
     await asyncio.Event().wait()
