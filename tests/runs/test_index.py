@@ -8,8 +8,9 @@ from raising import raises_code
 from test_rolling import described
 
 from treetune.chat.tokens import Tokens, TokenSequence
-from treetune.core.trace import Judgement, Timing, encode_trace
+from treetune.core.trace import AgentRecord, Judgement, Timing, Turn, encode_trace
 from treetune.runs import index
+from treetune.runs.entry import pread_line
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.index import INDEX, encode, read_entries
 from treetune.runs.rolling import RollingRun
@@ -48,7 +49,9 @@ def test_the_index_says_what_the_traces_say(tmp_path):
 def test_an_entry_says_where_the_text_of_a_line_ends(tmp_path):
     tokens = Tokens([TokenSequence([1, 2], [0, 1], [0.0, -0.5])])
     metrics = {"x": 1.0, "tokens": 2.0}
+    agent = AgentRecord(name="a", calls=[Turn(observed=[{"role": "user", "content": "long " * 400}])])
     made = [make_trace(0, number, 1.0, tokens=each, metrics=metrics) for number, each in enumerate([tokens, None])]
+    made[0].agent = agent
     make_run(tmp_path, [])
     with RunFolder(tmp_path, TRACES) as run:
         for trace in made:
@@ -63,6 +66,8 @@ def test_an_entry_says_where_the_text_of_a_line_ends(tmp_path):
         b"",
     ]
     assert [entry.tokens for entry in found] == [True, False, False]
+    with (tmp_path / TRACES.file).open("rb") as file:
+        assert len(pread_line(file.fileno(), found[0], tokens=False)) == found[0].text_length + 1
     assert index_lines(tmp_path) == from_traces(tmp_path)
 
 

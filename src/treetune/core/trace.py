@@ -270,10 +270,10 @@ class Trace(msgspec.Struct, kw_only=True):
     retries: int = 0
     """How often calls of the policy were retried: 429, 5xx, a cut connection, a timeout. Retries of judges are in
     `judgements`."""
-    timing: Timing = msgspec.field(default_factory=Timing)
-    """Seconds per phase."""
     agent: AgentRecord | None = None
     """The calls of the agent that played it, if one did."""
+    timing: Timing = msgspec.field(default_factory=Timing)
+    """Seconds per phase."""
     tokens: Tokens | None = None
     """Set if the policy returns token ids. It is the last field, so that everything before it in a line is text."""
 
