@@ -9,7 +9,7 @@ from treetune.audit.report import AuditReport
 from treetune.audit.traces import OF_ALL, OF_ONE, OF_SCORED, group_traces, spread_of
 from treetune.core.policy import Usage
 from treetune.core.task import Task
-from treetune.core.trace import Failure, Judgement, Outcome, Trace, Turn
+from treetune.core.trace import AgentRecord, Failure, Judgement, Outcome, Trace, Turn
 
 
 def trace(*said, reward=1.0, idx=0, rollout=0, truth="the right answer", outcome=Outcome.COMPLETED, **more):
@@ -40,6 +40,20 @@ def test_a_trace_that_was_paid_for_nothing_is_suspicious(rule):
     SUSPECT[rule].reward, kept = 0.0, SUSPECT[rule].reward
     assert suspicions(SUSPECT[rule]) == []  # it was not paid
     SUSPECT[rule].reward = kept
+
+
+def test_what_an_agent_did_on_a_machine_is_its_answer():
+    """What it hands in may be empty, or the same in every task."""
+    paid = [trace("DONE", idx=idx, truth=f"truth {idx}") for idx in range(4)]
+    assert "same-answer-paid" in judge(*paid)
+    for idx, one in enumerate(paid):
+        did = [Turn(message={"role": "assistant", "content": f"I write the file {idx}"})]
+        one.agent = AgentRecord(name="coder", calls=did, on_machine=True)
+    assert "same-answer-paid" not in judge(*paid)
+    paid[0].turns[0].message["content"] = ""
+    assert suspicions(paid[0]) == []
+    paid[0].agent.on_machine = False
+    assert [one.rule for one in suspicions(paid[0])] == ["empty-answer-paid"]
 
 
 def test_a_shrug_and_an_echo_are_what_solves_nothing():

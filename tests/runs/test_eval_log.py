@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 import venvs
+from agent_runs import make_agent_run
 from made_runs import make_run, make_trace
 from pictures import png
 from task_servers import free_port
@@ -134,6 +135,24 @@ def test_the_command_line_converts_a_run_of_any_program(treetune, run, tmp_path)
     assert "--to FORMAT" in treetune("convert", "reverse-text", "out.jsonl").err
 
 
+def test_the_calls_of_an_agent_are_the_conversation(tmp_path):
+    run = make_agent_run(tmp_path / "agent")
+    write_eval_log(run, tmp_path / "out.eval", run.traces("agent_calls>0"))
+    with zipfile.ZipFile(tmp_path / "out.eval") as members:
+        sample = json.loads(members.read("samples/0_epoch_1.json"))
+    said = [(message["role"], message["content"]) for message in sample["messages"]]
+    assert said[:2] == [("system", "You add."), ("user", "What is 4 + 1?")]
+    assert said[-1] == ("assistant", "Then it is 7.")
+    assert sample["output"]["completion"] == "Then it is 6.", "what the agent handed in"
+    assert sample["turn_count"] == 7
+    pool = sample["events_data"]["messages"]
+    calls = [event for event in sample["events"] if event["event"] == "model"]
+    inputs = [[pool[at]["content"] for first, end in call["input_refs"] for at in range(first, end)] for call in calls]
+    assert inputs[0] == ["Name this."]
+    assert inputs[4] == ["You check.", "It is 5.", "I see 5, too.", "Sure?"]
+    assert inputs[6] == [*inputs[5], "Then it is 6.", "And again?"]
+
+
 # The real Inspect
 
 READ = """
@@ -165,6 +184,17 @@ found["summaries"] = [
 ]
 print(json.dumps(found))
 """
+
+
+@pytest.mark.slow
+def test_inspect_reads_the_calls_of_an_agent(tmp_path):
+    run = make_agent_run(tmp_path / "agent")
+    write_eval_log(run, tmp_path / "out.eval", run.traces())
+    found = json.loads(venvs.run(venvs.venv(*venvs.INSPECT), "-c", READ, tmp_path / "out.eval"))
+    agent, _ = found["samples"]
+    assert agent["inputs"] == [1, 2, 4, 2, 4, 6, 8]
+    assert agent["messages"][-2:] == ["user", "assistant"]
+    assert agent["text"] == "Then it is 7."
 
 
 @pytest.mark.slow

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from agent_runs import make_agent_run
 from view_page import Page, view
 from viewing import viewing
+
+from treetune.runs.push import write_rollouts
+from treetune.runs.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +27,25 @@ def test_conversations_have_names_in_the_order_of_their_sequences(folder):
         assert found["conversations"] == ["main 1", "sub-agent", "main 2", "side"]
         assert len(lines) == 1 + len(server.ask("tokens", run=0, at=0)["sequences"])
         assert server.ask("rollout", run=0, at=1)["conversations"] == []
+
+
+def test_the_number_of_calls_is_a_column_of_the_run(folder, tmp_path):
+    run = Run(folder / "agent")
+    assert run.table()["agent_calls"].tolist() == pytest.approx([7, math.nan], nan_ok=True)
+    (found,) = run.select("agent_calls>3")
+    assert found.agent_calls == 7
+    for name in ("traces.jsonl", "config.yaml"):  # without its index
+        (tmp_path / name).write_bytes((folder / "agent" / name).read_bytes())
+    assert [entry.agent_calls for entry in Run(tmp_path).columns.entries] == [7, None]
+
+
+def test_a_table_of_the_run_has_the_main_conversation(folder, tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    run = Run(folder / "agent")
+    write_rollouts(run.traces(), run.columns.metrics, tmp_path / "run.parquet")
+    agent, other = pq.read_table(tmp_path / "run.parquet").to_pylist()
+    assert (agent["agent_calls"], other["agent_calls"]) == (7, None)
+    assert [message["content"] for message in agent["messages"]][-2:] == ["And again?", "Then it is 7."]
 
 
 def test_the_terminal_shows_calls_indented_by_conversation(folder, treetune):

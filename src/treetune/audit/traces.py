@@ -51,9 +51,11 @@ OF_ALL = tuple(rule.name for rule in RULES.values() if rule.family == Family.SPR
 
 
 def answers_of(trace: Trace) -> list[str]:
-    """The policy's text, turn by turn; a tool call counts as its content."""
+    """The policy's text, turn by turn; a tool call counts as its content. What an agent hands in is not all that it did
+    on a machine."""
     said = []
-    for turn in trace.turns:
+    acted = trace.agent.calls if trace.agent is not None and trace.agent.on_machine else []
+    for turn in (*acted, *trace.turns):
         message = turn.message or {}
         called = str(message["tool_calls"]) if message.get("tool_calls") else ""
         said.append((text_of(message.get("content")) or "") + called)

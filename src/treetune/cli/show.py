@@ -253,7 +253,7 @@ def _show_agent(screen: Screen, agent: AgentRecord) -> None:
     for at, call in enumerate(agent.calls):
         name, line = conversations.get(at, ("without token ids", None))
         facts = [f"call {at + 1}", name]
-        if line is not None and line.origin is not None and at == line.calls[0]:
+        if line is not None and line.origin is not None and line.calls[:1] == [at]:
             facts.append(f"after call {line.origin + 1}, whose history was changed")
         indent = 0 if line is None or line.kind in ("main", "compaction") else 4
         screen.print(Padding(Group(*_lines_of(call, *facts)), (0, 0, 0, indent), expand=False))

@@ -160,6 +160,19 @@ class AgentRecord(msgspec.Struct, kw_only=True):
     """Whether it acted on a machine, whose final state is gone: such a rollout cannot be scored again."""
 
     @property
+    def main_calls(self) -> list[int]:
+        """The calls of the main agent's last conversation; all calls if there is none."""
+        mains = [line.calls for line in self.lineage if line.kind == "main"]
+        everything = range(len(self.calls))
+        return [at for at in mains[-1] if at in everything] if mains else [*everything]
+
+    @property
+    def messages(self) -> list[Message]:
+        """The main agent's last conversation."""
+        calls = [self.calls[at] for at in self.main_calls]
+        return [each for call in calls for each in (*call.observed, call.message) if each is not None]
+
+    @property
     def names(self) -> list[str]:
         """A name for each conversation: its kind, and a number if there are several of that kind."""
         kinds = [line.kind for line in self.lineage]

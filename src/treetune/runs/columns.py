@@ -38,6 +38,7 @@ NUMBERS = {
     "policy": "policy",
     "environment": "environment",
     "retries": "retries",
+    "agent_calls": "agent_calls",
     "rollout": "rollout",
     "attempt": "attempt",
     "step": "step",

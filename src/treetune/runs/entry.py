@@ -66,6 +66,8 @@ class Entry(msgspec.Struct, array_like=True, gc=False):
     metrics: Mapping[str, float | None]
     tokens: bool
     """Whether the trace contains the tokens themselves."""
+    agent_calls: Whole | None = None
+    """How often an agent called its model; None if no agent played it."""
 
     @property
     def end(self) -> int:
@@ -106,6 +108,10 @@ class _TurnPart(msgspec.Struct):
     message: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class _AgentPart(msgspec.Struct):
+    calls: list[_TurnPart] = []
+
+
 class _TraceParts(msgspec.Struct):
     task: _TaskPart
     uid: str
@@ -124,6 +130,7 @@ class _TraceParts(msgspec.Struct):
     metrics: dict[str, float | None] = {}
     judgements: list[_JudgementPart] = []
     retries: Whole = 0
+    agent: _AgentPart | None = None
 
 
 _decode = msgspec.json.Decoder(_TraceParts).decode
@@ -196,6 +203,7 @@ def _make(trace: Trace | _TraceParts, offset: int, length: int, text: int) -> En
         None if failure is None else _describe(failure),
         trace.metrics,
         length - text > len(_NO_TOKENS),
+        None if trace.agent is None else len(trace.agent.calls),
     )
 
 

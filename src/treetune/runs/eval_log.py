@@ -12,7 +12,7 @@ import math
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 from treetune.chat.calls import ToolCall
 from treetune.chat.images import url_of
 from treetune.chat.message import Message, reasoning_of, text_of, without_surrogates
-from treetune.core.trace import Outcome, Trace, Turn
+from treetune.core.trace import AgentRecord, Outcome, Trace, Turn
 from treetune.runs.folder import TRACES
 from treetune.runs.foreign.inspect import REWARD, SUCCESS
 from treetune.runs.foreign.program import calls_of
@@ -194,6 +194,8 @@ class _Sample:
         self.model = trace.model or "none/none"
         self.attachments: dict[str, str] = {}
         self.messages: list[Plain] = []
+        """The messages of all conversations; those of the current one are at `places`."""
+        self.places: list[int] = []
         self.events: list[Plain] = []
         self.seconds = 0.0
         """When the next event begins, in seconds from the beginning of the sample."""
@@ -202,9 +204,13 @@ class _Sample:
         trace, target, prompt = self.trace, _target(self.trace.task.ground_truth), self.trace.task.prompt
         asked = prompt if isinstance(prompt, str) else [self._message(each, "input") for each in prompt or []]
         self._event("sample_init", sample={"id": self.id, "input": asked, "target": target}, state={})
-        for turn in trace.turns:
-            self._add_turn(turn)
-        self.messages += [self._message(message) for message in trace.final]
+        if trace.agent is not None and trace.agent.calls:
+            self._add_calls(trace.agent)
+        else:
+            for turn in trace.turns:
+                self._add_turn(turn)
+            self._add_messages(trace.final)
+        turns = trace.agent.calls if trace.agent is not None else trace.turns
         scores = _scores(trace)
         for name, score in scores.items():
             self._event("score", score=score, target=target, scorer=name)
@@ -214,7 +220,7 @@ class _Sample:
             "epoch": self.epoch,
             "input": asked,
             "target": target,
-            "messages": self.messages,
+            "messages": [self.messages[at] for at in self.places],
             "output": self._last_output(),
             "scores": scores,
             "metadata": _metadata(trace),
@@ -226,31 +232,47 @@ class _Sample:
             "total_time": trace.timing.total,
             "working_time": max(0.0, trace.timing.total - trace.timing.paused),
             "uuid": self.uuid,
-            "turn_count": len(trace.turns),
+            "turn_count": len(turns),
             **self._end(),
         }
         pool = {"messages": self.messages, "calls": []}
         return {**made, "events": self.events, "events_data": pool, "attachments": self.attachments}
 
+    def _add_calls(self, agent: AgentRecord) -> None:
+        """Adds the calls of an agent, each after those of its conversation. The messages of the sample are those of the
+        main one."""
+        before = {call: last for line in agent.lineage for last, call in pairwise([None, *line.calls])}
+        places: dict[int | None, list[int]] = {}
+        for at, call in enumerate(agent.calls):
+            self.places = [*places.get(before.get(at), [])]
+            self._add_turn(call)
+            places[at] = self.places
+        self.places = places[agent.main_calls[-1]] if agent.main_calls else []
+
+    def _add_messages(self, messages: Iterable[Message], source: str | None = None) -> None:
+        for message in messages:
+            self.places.append(len(self.messages))
+            self.messages.append(self._message(message, source))
+
     def _add_turn(self, turn: Turn) -> None:
-        first = not self.messages
-        self.messages += [self._message(message, "input" if first else None) for message in turn.observed]
+        self._add_messages(turn.observed, None if self.places else "input")
         if turn.message is None:
             return
+        if self.places and self.messages[self.places[-1]]["role"] == "assistant":
+            self.places.pop()  # the beginning of the answer, which the answer repeats
         answer = self._message(turn.message, "generate")
-        if self.messages and self.messages[-1]["role"] == "assistant":
-            self.messages.pop()  # the beginning of the answer, which the answer repeats
         self._event(
             "model",
             seconds=turn.policy_seconds,
             model=self.model,
             input=[],
-            input_refs=[[0, len(self.messages)]],
+            input_refs=_ranges(self.places),
             tools=[_tool(tool) for tool in self.trace.tools],
             tool_choice="auto",
             config={},
             output=self._output(answer, turn),
         )
+        self.places.append(len(self.messages))
         self.messages.append(answer)
         for call in turn.calls:
             self._event(
@@ -282,6 +304,8 @@ class _Sample:
         }
 
     def _last_output(self) -> Plain:
+        if self.trace.agent is not None and self.trace.turns and (said := self.trace.turns[-1].message) is not None:
+            return self._output(self._message(said, "generate"), self.trace.turns[-1])
         outputs = (event["output"] for event in reversed(self.events) if event["event"] == "model")
         return next(outputs, {"model": self.model, "choices": [], "completion": ""})
 
@@ -340,6 +364,17 @@ class _Sample:
             name = hashlib.blake2b(url.encode(), digest_size=16).hexdigest()
             self.attachments[name], url = url, f"attachment://{name}"
         return {"type": "image", "image": url}
+
+
+def _ranges(places: list[int]) -> list[list[int]]:
+    """Places as ranges: `[0, 1, 2, 5]` is `[[0, 3], [5, 6]]`."""
+    ranges: list[list[int]] = []
+    for at in places:
+        if ranges and ranges[-1][1] == at:
+            ranges[-1][1] = at + 1
+        else:
+            ranges.append([at, at + 1])
+    return ranges
 
 
 def _scores(trace: Trace) -> dict[str, Plain]:

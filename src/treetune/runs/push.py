@@ -70,6 +70,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[Trace], Any]]] = {
     "reward": ("double", attrgetter("reward")),
     "success": ("bool", attrgetter("success")),
     "turns": ("int64", lambda trace: len(trace.turns)),
+    "agent_calls": ("int64", lambda trace: trace.agent and len(trace.agent.calls)),
     "prompt_tokens": ("int64", attrgetter("usage.prompt_tokens")),
     "completion_tokens": ("int64", attrgetter("usage.completion_tokens")),
     "began": ("double", attrgetter("timing.began")),
@@ -99,9 +100,10 @@ def write_rollouts(traces: Iterator[Trace], metrics: Sequence[str], path: Path) 
 
 
 def _row(trace: Trace) -> dict[str, Any]:
+    messages = (trace.agent.messages if trace.agent is not None else []) or trace.messages
     return {
         **{name: value(trace) for name, (_, value) in _COLUMNS.items()},
-        "messages": [{"role": str(message.get("role")), "content": _said(message)} for message in trace.messages],
+        "messages": [{"role": str(message.get("role")), "content": _said(message)} for message in messages],
         **{f"metric_{name}": value for name, value in trace.metrics.items()},
     }
 

@@ -3,7 +3,7 @@
     mask = Query('reward<0.5 & source=gsm8k "therefore"').select(columns, folder)
 
     reward<0.5            numbers: reward, turns, tokens, prompt_tokens, seconds, policy and environment (seconds of
-                          each), retries, task, rollout, step, any metric
+                          each), retries, agent_calls, task, rollout, step, any metric
     source=gsm8k          texts: source, outcome, failure, answer, uid, mark; `~` for a part of one: failure~timeout
     failed  scored  solved  truncated  mixed  all0  all1  allfailed
     "therefore"           a text in its messages, ignoring case
