@@ -16,7 +16,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 from msgspec.structs import replace
@@ -60,8 +60,7 @@ class Hooks:
             _say_once(f"score_group() of the tasks is not called here: {SCORED_ALONE}")
         if self.max_turns is not None and self.max_turns < contract.turns:
             _say_once(f"max_turns={self.max_turns} ends episodes that may have {contract.turns} turns")
-        limited = contract.narrow(Limits(max_turns=self.max_turns)).resolved
-        return limited if self.turn_discount is None else replace(limited, turn_discount=self.turn_discount)
+        return _narrow(contract, self.max_turns, self.turn_discount)
 
     def format_observation_to_messages(self, observation: dict[str, Any], history: list[Message]) -> list[Message]:
         """Return the conversation to show the model: the history, and the new observation. If the new messages end with
@@ -98,6 +97,12 @@ class Hooks:
 
     def shape_reward(self, reward: float, num_turns: int, info: dict[str, Any]) -> float:
         return finite(self.postprocess_reward(reward, num_turns, info), "the postprocessed reward")
+
+
+@lru_cache(maxsize=256)  # each rollout asks, about the same few
+def _narrow(contract: Contract, max_turns: int | None, turn_discount: float | None) -> Contract:
+    limited = contract.narrow(Limits(max_turns=max_turns)).resolved
+    return limited if turn_discount is None else replace(limited, turn_discount=turn_discount)
 
 
 @cache

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -48,20 +47,22 @@ class _Group:
 
     def __init__(self) -> None:
         self.playing = 0
-        self.played: list[TokenEpisode] = []
-        """Those that have a reward."""
+        self.played: list[tuple[TokenEpisode, float]] = []
+        """Those that have a reward, with it."""
         self.ended = asyncio.Event()
         self._advantages: dict[tuple[Credit, float], list[list[float]]] = {}
 
-    def advantages_of(self, one: TokenEpisode, *, by_deviation: bool) -> list[float]:
-        """Return the advantages of the turns of an episode, when all have ended."""
-        credit, discount = by = one.contract.turn_credit
+    def advantages_of(self, number: int, credit: Credit, discount: float, *, by_deviation: bool) -> list[float]:
+        """Return the advantages of the turns of the episode that ended as this `number`, when all have ended: one for
+        all turns with credit by outcome."""
+        by = credit, discount
         if by not in self._advantages:
-            rewards = [each.shape_each(each.turns) for each in self.played]
+            by_turn = credit == "turn"
+            rewards = [each.shape_each(each.turns) if by_turn else [reward] for each, reward in self.played]
             self._advantages[by] = turn_advantages(
                 rewards, credit=credit, discount=discount, by_deviation=by_deviation, epsilon=EPSILON
             )
-        return self._advantages[by][self.played.index(one)]
+        return self._advantages[by][number]
 
 
 class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
@@ -107,37 +108,37 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, torch.Tensor] | None:
         """Return a trajectory, or None if there is nothing to train on."""
-        async with self._group_of(data) as group:
-            played = await self._play(engine, data)
-            if played is not None:
-                group.played.append(played)
-        if played is None:
-            return None
-        if self._in_groups and self._no_turn_credit and played.contract.turn_credit[0] == "turn":
-            problem = f"task {data.get('task_index')} declares credit: turn, and {self._no_turn_credit}"
-            raise CreditError(problem, remedy="change that setting, or declare credit: outcome")
-        if not self._in_groups or self._norm == "none":
-            assert played.reward is not None
-            return tensors(played.tokens.sequences, [played.reward] * len(played.tokens.sequences))
-        await group.ended.wait()
-        advantages = group.advantages_of(played, by_deviation=self._norm == "deviation")
-        return trajectory_of(played.tokens.sequences, advantages, played.contract.turn_credit[0])
-
-    @asynccontextmanager
-    async def _group_of(self, data: dict[str, Any]) -> AsyncIterator[_Group]:
-        """AReaL starts the episodes of a group together, with the same row: a group ends with its last one."""
+        if not self._in_groups:
+            ended = await self._play(engine, data)
+            return None if ended is None else tensors(ended[0].tokens.sequences, ended[1])
+        # AReaL starts the episodes of a group together, with the same row: a group ends with its last one.
         group = self._groups.setdefault(id(data), _Group())
         group.playing += 1
         try:
-            yield group
+            ended = await self._play(engine, data)
+            if ended is not None:
+                number = len(group.played)
+                group.played.append(ended)
         finally:
             group.playing -= 1
             if not group.playing:
                 del self._groups[id(data)]
                 group.ended.set()
+        if ended is None:
+            return None
+        played, reward = ended
+        credit, discount = played.contract.turn_credit
+        if self._no_turn_credit and credit == "turn":
+            problem = f"task {data.get('task_index')} declares credit: turn, and {self._no_turn_credit}"
+            raise CreditError(problem, remedy="change that setting, or declare credit: outcome")
+        if self._norm == "none":
+            return tensors(played.tokens.sequences, reward)
+        await group.ended.wait()
+        advantages = group.advantages_of(number, credit, discount, by_deviation=self._norm == "deviation")
+        return trajectory_of(played.tokens.sequences, advantages, credit)
 
-    async def _play(self, engine: Any, data: dict[str, Any]) -> TokenEpisode | None:
-        """Play an episode and log its figures; None if it was lost or has no reward."""
+    async def _play(self, engine: Any, data: dict[str, Any]) -> tuple[TokenEpisode, float] | None:
+        """Play an episode and log its figures; None if it was lost or has no reward, else with its reward."""
         client, failures = open_servers(asyncio.get_running_loop(), *self._access)
         stats = stats_tracker.get(workflow_context.stat_scope())
         try:
@@ -171,7 +172,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
             split_sequences=len(sequences) - 1,
         )
         stats.scalar(**played.metrics)
-        return played
+        return played, reward
 
     def _sampler(self, engine: Any) -> Sample:
         request = uuid.uuid4().hex  # one for all turns, so that they find the same inference server and its cache
@@ -191,7 +192,7 @@ def trajectory_of(
     """Return the rows of an episode, given the advantages of its turns: a row for each sequence or, if turns are
     credited, for each turn."""
     if credit == "outcome":
-        return tensors(sequences, [advantages[0]] * len(sequences))
+        return tensors(sequences, advantages[0])
     spans = [(sequence, span) for sequence in sequences for span in sequence.spans if span.first < span.end]
     rows = [_row_of(sequence, span.first, span.end) for sequence, span in spans]
     return tensors(rows, [advantages[span.turn] for _, span in spans]) if rows else None
@@ -208,8 +209,9 @@ def _row_of(sequence: TokenSequence, first: int, end: int) -> TokenSequence:
     )
 
 
-def tensors(sequences: Sequence[TokenSequence], rewards: Sequence[float]) -> dict[str, torch.Tensor]:
-    """Return the data that AReaL trains on: one row per sequence with its reward, padded on the right."""
+def tensors(sequences: Sequence[TokenSequence], rewards: float | Sequence[float]) -> dict[str, torch.Tensor]:
+    """Return the data that AReaL trains on: one row per sequence with its reward, or with the same, padded on the
+    right."""
     shape = len(sequences), max(len(sequence.ids) for sequence in sequences)
 
     def rows(name: str, dtype: Any, padding: float) -> torch.Tensor:
@@ -226,7 +228,7 @@ def tensors(sequences: Sequence[TokenSequence], rewards: Sequence[float]) -> dic
         "logprobs": rows("logprobs", np.float32, 0.0),
         "versions": rows("versions", np.int32, -1),
         "attention_mask": torch.arange(shape[1])[None, :] < lengths[:, None],
-        "rewards": torch.tensor(rewards, dtype=torch.float32),
+        "rewards": torch.from_numpy(np.full(shape[0], rewards, dtype=np.float32)),
     }
 
 
