@@ -18,6 +18,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, packi
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 from trl_side import Server, tiny
 
+from treetune.core.order import derive_seed
 from treetune.trainers.trl import TrlTasks
 
 GROUP = 4
@@ -101,6 +102,9 @@ def test_tools_are_called_and_trained_on_as_they_were_sampled(tmp_path):
     answers = [letters(said.written()) for said in tool_shop.STORY]
     with vllm_stand_in.running(tmp_path, answers) as vllm, TrlTasks(target, call_format="hermes") as tasks:
         seen, trainer, _ = train(tmp_path, tasks, vllm.url, 1, first=1)
+    seeds = [one["seed"] for one in vllm.asked]
+    assert len({*seeds}) == len(seeds)
+    assert {derive_seed(trainer.args.seed, f"0/{member}/0") for member in range(GROUP)} <= {*seeds}
     expected = tool_shop.expected(target)
     (whole,) = {tuple(one["prompt"] + one["ids"]) for one in vllm.asked if one["ids"] == answers[-1]}
     for sample in seen:

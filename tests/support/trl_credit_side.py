@@ -115,7 +115,7 @@ def async_advantages(target: str, *, groups: list[list[list[str]]]) -> dict[str,
     )  # fmt: skip
     answers = cycle(chain.from_iterable(episode for group in groups for episode in group))  # one after the other
 
-    async def sample(server: Any, prompt: list[int], version: int) -> tuple[list[int], list[float]]:
+    async def sample(server: Any, prompt: list[int], version: int, seed: int) -> tuple[list[int], list[float]]:
         ids = ids_of(next(answers), tokenizer)
         return ids, [-1.0] * len(ids)
 

@@ -1,9 +1,11 @@
 """Runs in TRL's virtual environment: examples/turn_credit by AsyncGRPOTrainer, until 90 % of the answers are right.
 
     python trl_luck_side.py luck [--seeds 10] [--first 0]      # a JSON line for each training
+    python trl_luck_side.py final --in-turns                   # trainings that can be repeated to the last digit
 
 The trainer is TRL's own, on a CPU: its attention is done in plain torch. `Server` stands for vLLM: it samples over HTTP
-in this process, from a copy of the model that gets the weights of the trainer after each step.
+in this process, from a copy of the model that gets the weights of the trainer after each step. With `--in-turns`, it
+samples only while the trainer waits.
 """
 
 from __future__ import annotations
@@ -43,11 +45,13 @@ class Server:
     """The routes of vLLM that are asked here, and TRL's WeightTransferProtocol."""
 
     def __init__(self, model: Any) -> None:
-        self.model, self.waiting, self.paused = model, [], threading.Lock()
+        self.model, self.paused = model, threading.Lock()
+        self.waiting: list[tuple[list[int], int, asyncio.Future[tuple[int, float]]]] = []
+        """Prompts with their seeds."""
         app = web.Application()
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/completions", self.completions)
-        self.runner = web.AppRunner(app)
+        self.runner = web.AppRunner(app, shutdown_timeout=0.1)
 
     async def start(self) -> str:
         await self.runner.setup()
@@ -60,25 +64,28 @@ class Server:
 
     async def completions(self, request: web.Request) -> web.Response:
         """Sample one token."""
-        loop = asyncio.get_running_loop()
-        self.waiting.append(((await request.json())["prompt"], answer := loop.create_future()))
-        if len(self.waiting) == 1:
-            loop.call_later(TOGETHER, self.sample)
+        asked = await request.json()
+        answer = asyncio.get_running_loop().create_future()
+        self.waiting.append((asked["prompt"], asked["seed"], answer))
+        self.begin()
         token, logprob = await answer
         choice = {"token_ids": [token], "finish_reason": "length", "logprobs": {"token_logprobs": [logprob]}}
         return web.json_response({"choices": [choice]})
 
+    def begin(self) -> None:
+        if len(self.waiting) == 1:
+            asyncio.get_running_loop().call_later(TOGETHER, self.sample)
+
     def sample(self) -> None:
-        asked, self.waiting = self.waiting, []
-        for length in {len(prompt) for prompt, _ in asked}:
-            prompts, answers = zip(*(each for each in asked if len(each[0]) == length), strict=True)
+        asked, self.waiting = sorted(self.waiting, key=lambda each: each[:2]), []
+        for length in {len(prompt) for prompt, _, _ in asked}:
+            prompts, seeds, answers = zip(*(each for each in asked if len(each[0]) == length), strict=True)
             with self.paused, torch.no_grad():
                 logprobs = self.model(input_ids=torch.tensor(prompts)).logits[:, -1].log_softmax(-1)
-            tokens = torch.multinomial(logprobs.exp(), 1)
-            said = zip(tokens[:, 0].tolist(), logprobs.gather(1, tokens)[:, 0].tolist(), strict=True)
-            for answer, token_and_logprob in zip(answers, said, strict=True):
+            for own, seed, answer in zip(logprobs, seeds, answers, strict=True):
+                token = int(torch.multinomial(own.exp(), 1, generator=torch.Generator().manual_seed(seed)))
                 if not answer.done():  # the training may have ended
-                    answer.set_result(token_and_logprob)
+                    answer.set_result((token, float(own[token])))
 
     # Called by the trainer
 
@@ -96,11 +103,47 @@ class Server:
     def destroy(self) -> None: ...
 
 
-def train(task: str, credit: str, seed: int, most: int) -> dict[str, Any]:
+class ServerInTurns(Server):
+    """Samples for all episodes of a batch together, when the trainer waits for them: so nothing depends on the time."""
+
+    async def start(self) -> str:
+        self.loop, self.wanted = asyncio.get_running_loop(), asyncio.Event()
+        return await super().start()
+
+    def begin(self) -> None:
+        if len(self.waiting) == example.BATCH:
+            self.sampling = asyncio.create_task(self.sample_in_turn())
+
+    async def sample_in_turn(self) -> None:
+        if len(self.waiting[0][0]) == 1:  # they begin
+            await self.wanted.wait()
+        self.sample()
+
+    def watch(self, buffer: Any) -> None:
+        """Sample when the buffer of the trainer is empty, and pass samples on in an order of their own."""
+        get, put, held = buffer.get, buffer.put_nowait, []
+
+        def want(**options: Any) -> Any:
+            if buffer.empty():
+                self.loop.call_soon_threadsafe(self.wanted.set)
+            return get(**options)
+
+        def hold(sample: Any) -> None:
+            held.append(sample)
+            if len(held) == example.BATCH:
+                self.loop.call_soon_threadsafe(self.wanted.clear)
+                for each in sorted(held, key=lambda each: (each.group_id, each.input_ids.tolist())):
+                    put(each)
+                held.clear()
+
+        buffer.get, buffer.put_nowait = want, hold
+
+
+def train(task: str, credit: str, seed: int, most: int, in_turns: bool) -> dict[str, Any]:
     began = time.process_time()
     set_seed(seed)
     tokenizer, enough = make_tokenizer(), example.UntilEnough()
-    server = Server(make_model(tokenizer))
+    server = (ServerInTurns if in_turns else Server)(make_model(tokenizer))
     name = task.capitalize() + "ByTurn" * (credit == "turn")
     with tempfile.TemporaryDirectory() as place, TrlTasks(f"{example.TASKS}:{name}") as tasks:
         server.model.save_pretrained(place)
@@ -112,6 +155,8 @@ def train(task: str, credit: str, seed: int, most: int) -> dict[str, Any]:
             token_budget=example.BATCH * TURNS,  # a step: the episodes of a batch with a token for each turn
         )  # fmt: skip
         given = tasks.async_trainer_arguments(place, args, processing_class=tokenizer)
+        if in_turns:
+            server.watch(given["rollout_worker"].rollout_buffer)
         trainer = AsyncGRPOTrainer(place, args=args, weight_transfer=server, callbacks=[enough], **given)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
@@ -136,13 +181,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--most", type=int, default=example.MOST)
+    parser.add_argument("--in-turns", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)  # the model is too small for more
     torch.cuda.get_device_name = lambda *_: "cpu"
     packing._flash_attn = lambda: FlashAttention
     for seed in range(args.first, args.first + args.seeds):
         for credit in ("turn", "outcome"):
-            print(json.dumps(train(args.task, credit, seed, args.most)), flush=True)
+            print(json.dumps(train(args.task, credit, seed, args.most, args.in_turns)), flush=True)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def app_of(answers: list[list[int]], record: Path) -> web.Application:
         assert (body["return_token_ids"], body["logprobs"], body["n"]) == (True, 0, 1), body
         ids = answers[turn_of(answers, body["prompt"])][: body["max_tokens"]]
         logprobs = [-0.5 - at / 100 for at in range(len(ids))]
-        note(model=body["model"], prompt=body["prompt"], ids=ids, logprobs=logprobs)
+        note(model=body["model"], prompt=body["prompt"], seed=body["seed"], ids=ids, logprobs=logprobs)
         choice = {"index": 0, "text": "", "token_ids": ids, "finish_reason": "stop"}
         return web.json_response({"choices": [{**choice, "logprobs": {"token_logprobs": logprobs}}]})
 

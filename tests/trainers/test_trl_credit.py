@@ -228,3 +228,14 @@ def test_where_luck_pays_before_a_question_credit_by_turn_learns_in_fewer_steps(
     by_turn, by_outcome = map(json.loads, lines)
     assert (by_turn["credit"], by_outcome["credit"]) == ("turn", "outcome")
     assert by_turn["steps"] < (by_outcome["steps"] or math.inf)
+
+
+def test_with_a_final_reward_only_asyncgrpo_learns_the_same_with_both_credits(tmp_path):
+    """To the last digit, where the trainer waits for the episodes of its next batch."""
+    program = (venvs.ROOT / "tests/support/trl_luck_side.py", "final", "--in-turns", "--seeds", 1, "--most", 10)
+    environment = {"PYTHONPATH": str(Path(venvs.__file__).parent), "TRL_EXPERIMENTAL_SILENCE": "1"}
+    lines = venvs.run(venvs.venv(*venvs.TRL), *program, timeout=1200, cwd=tmp_path, **environment).splitlines()
+    by_turn, by_outcome = map(json.loads, lines)
+    assert (by_turn["credit"], by_outcome["credit"]) == ("turn", "outcome")
+    assert len(by_turn["right"]) == 10
+    assert by_turn["right"] == by_outcome["right"]

@@ -15,13 +15,13 @@ import itertools
 import logging
 import math
 import queue
-import random
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Self
 
 from treetune.chat.tokens import ChatTokens, Prompt
+from treetune.core.order import derive_seed
 from treetune.core.trace import Trace
 from treetune.errors import EndpointRefusal, PolicyError, TreetuneError, UsageError, format_error
 from treetune.models import EndpointConfig
@@ -151,16 +151,26 @@ class RolloutWorker:
         async with asyncio.TaskGroup() as playing:
             for number, index in enumerate(itertools.cycle(self._indices)):
                 group = EpisodeGroup(number, self._args.num_generations)
-                for _ in range(group.size):
+                for member in range(group.size):
                     await slots.acquire()
-                    playing.create_task(self._play_one(group, index, server, chat, longest, slots))
+                    playing.create_task(self._play_one(group, member, index, server, chat, longest, slots))
 
     async def _play_one(
-        self, group: EpisodeGroup, index: int, server: PolicyServer, chat: ChatTokens, longest: int | None, slots: Any
+        self,
+        group: EpisodeGroup,
+        member: int,
+        index: int,
+        server: PolicyServer,
+        chat: ChatTokens,
+        longest: int | None,
+        slots: Any,
     ) -> None:
         try:
             began = time.monotonic()
-            played = await self._play(index, server, chat, longest)
+            # Without an individual seed, the same prompt may get the same answer from several engines.
+            calls = itertools.count()
+            seeds = (derive_seed(self._args.seed, f"{group.number}/{member}/{call}") for call in calls)
+            played = await self._play(index, server, chat, longest, seeds)
             reward = None if played is None else played.reward
             self._count(played, reward, time.monotonic() - began)
             group.add(played)
@@ -175,15 +185,16 @@ class RolloutWorker:
             slots.release()
 
     async def _play(
-        self, index: int, server: PolicyServer, chat: ChatTokens, longest: int | None
+        self, index: int, server: PolicyServer, chat: ChatTokens, longest: int | None, seeds: Iterator[int]
     ) -> TokenEpisode | None:
         """Play an episode; None if the model could not be reached."""
 
         async def sample(prompt: Prompt) -> Sampled:
+            seed = next(seeds)
             while True:
                 version = self._version
                 try:
-                    ids, logprobs = await server.sample(prompt.ids, version)
+                    ids, logprobs = await server.sample(prompt.ids, version, seed)
                     return Sampled(ids, logprobs, [version] * len(ids))
                 except EndpointRefusal:
                     if version == self._version:
@@ -320,12 +331,11 @@ class PolicyServer:
         self._model, self.context = base[0]["id"], base[0].get("max_model_len")
         self._has_adapters = any(model["id"] == f"{ADAPTER}-v{version}" for model in models)
 
-    async def sample(self, prompt: list[int], version: int) -> tuple[list[int], list[float]]:
+    async def sample(self, prompt: list[int], version: int, seed: int) -> tuple[list[int], list[float]]:
         """Sample one answer to a prompt. If the server has adapters, with the weights of `version`, else with its
         latest."""
         model = f"{ADAPTER}-v{version}" if self._has_adapters else self._model
-        # Without an individual seed, the same prompt may get the same answer from several engines.
-        asked = {"model": model, "prompt": prompt, "n": 1, "seed": random.getrandbits(63)}
+        asked = {"model": model, "prompt": prompt, "n": 1, "seed": seed}
         wanted = {"return_token_ids": True, "logprobs": 0}
         try:
             answer = await self._endpoint.post("/completions", {**self._sampling, **asked, **wanted})
