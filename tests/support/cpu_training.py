@@ -233,13 +233,14 @@ class CpuTraining:
         found: list[dict[str, Any]] = json.loads(answer.read_text())
         return found
 
-    def verifiers(self, steps: int, vllm: tuple[str, Path]) -> list[dict[str, Any]]:
-        """An exported package in verifiers' own server, with its client for training; the steps are plain torch."""
+    def verifiers(self, steps: int, vllm: tuple[str, Path], rendered: Path | None = None) -> list[dict[str, Any]]:
+        """An exported package in verifiers' own server, with its client for training; the steps are plain torch. The
+        client renders chats by the template of the model, or of another folder."""
         url, model = vllm
         python, package = venvs.venv(*venvs.VERIFIERS), self.folder / "letters-env"
         self._treetune(python, "export", "verifiers", "letters.py:Letters", "--to", package)
         (name,) = (file.parent.name for file in package.glob("*/__init__.py"))
-        words = ("sample", name, url, model, str(PROMPTS), str(GROUP))
+        words = ("sample", name, url, model, str(PROMPTS), str(GROUP), rendered or model)
         path = os.pathsep.join([str(SUPPORT), str(package)])
         steps_of = (venvs.vllm_verl(), SUPPORT / "policy_step.py", model, str(GROUP), str(RATE))
         found = []

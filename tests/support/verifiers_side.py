@@ -3,7 +3,7 @@
     python verifiers_side.py faults PACKAGE MODEL_URL MARKS ENDLESS
     python verifiers_side.py kinds MODEL_URL PACKAGE...
     python verifiers_side.py killed PACKAGE MODEL_URL SECONDS
-    python verifiers_side.py sample PACKAGE MODEL_URL MODEL PROMPTS GROUP
+    python verifiers_side.py sample PACKAGE MODEL_URL MODEL PROMPTS GROUP [RENDERED]
     python verifiers_side.py answer                     # plays conversations: sides.py
 
 What each is asked stands with its function.
@@ -263,17 +263,17 @@ async def kill(package, url, seconds, workers: int, kills_worker: bool = False) 
         return {"error": error, "healthy": await client.health(timeout=1), "gone": gone}
 
 
-def sample(package, url, model, prompts, group):
+def sample(package, url, model, prompts, group, rendered=None):
     """Rollouts by the client for training. A line of the input is the number of the first task to play; the rollouts of
-    that one and those that follow it are printed as a line of JSON. The client renders prompts to tokens itself and
-    asks a real vLLM for tokens; its traces have those, and their logprobs."""
-    asyncio.run(_sample(package, url, model, int(prompts), int(group)))
+    that one and those that follow it are printed as a line of JSON. The client renders prompts to tokens itself, by the
+    chat template of `rendered`, and asks a real vLLM for tokens; its traces have those, and their logprobs."""
+    asyncio.run(_sample(package, url, model, int(prompts), int(group), rendered or model))
 
 
-async def _sample(package, url, model, prompts, group):
+async def _sample(package, url, model, prompts, group, rendered):
     config = config_of(package)
     tasks = [task.data.model_dump() for task in vf.load_taskset(config.taskset)]
-    engine = TrainClientConfig(base_url=f"{url}/v1", api_key_var="NO_KEY", renderer_model_name=model)
+    engine = TrainClientConfig(base_url=f"{url}/v1", api_key_var="NO_KEY", renderer_model_name=rendered)
     sampling = vf.SamplingConfig(max_tokens=12, temperature=1.0)
 
     async def play(data):
@@ -285,7 +285,13 @@ async def _sample(package, url, model, prompts, group):
             {"ids": one.token_ids, "mask": [int(mine) for mine in one.sampled_mask], "logprobs": one.logprobs}
             for one in trace.branches
         ]
-        return {"branches": branches, "reward": trace.reward, "turns": trace.num_turns}
+        return {
+            "branches": branches,
+            "reward": trace.reward,
+            "turns": trace.num_turns,
+            "sampled": trace.usage.completion_tokens,
+            "episode": episode.model_dump_json(),
+        }
 
     async with served(config) as client:
         while line := await asyncio.to_thread(sys.stdin.readline):

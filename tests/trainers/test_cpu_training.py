@@ -7,10 +7,15 @@ of two steps may fall: the tests check that steps were taken on the rollouts. do
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
+import venvs
 from cpu_training import GROUP, PROMPTS, CpuTraining
 
+from treetune.cli.listing import ContractKind, cells
 from treetune.runs.discovery import open_run
 from treetune.view import RunList
 
@@ -215,3 +220,31 @@ def test_steps_are_taken_on_what_verifiers_client_records_of_an_exported_package
         assert step["moved"] > 0
         assert {rollout["turns"] for rollout in step["rollouts"]} == {2}
         assert len({rollout["reward"] for rollout in step["rollouts"]}) > 1
+
+
+def test_an_episode_whose_history_is_rewritten_is_one_trace_of_verifiers(training, vllm):
+    """What prime-rl takes is a trace: a reward for all of its branches, of which each trains other tokens."""
+    assert cells()["contract"][ContractKind.ONCE]["verifiers"] is True
+    (step,) = training.verifiers(1, vllm, training.forgetful)
+    assert len(step["rollouts"]) == PROMPTS * GROUP
+    assert {len(rollout["branches"]) for rollout in step["rollouts"]} == {1, 2}
+    for rollout in step["rollouts"]:
+        assert sum(sum(branch["mask"]) for branch in rollout["branches"]) == rollout["sampled"]
+    if "TREETUNE_PRIME_RL" in os.environ:  # a checkout: prime-rl is on no package index
+        check_prime_rl(step["rollouts"])
+
+
+def check_prime_rl(rollouts):
+    """prime-rl's own GRPO and its samples."""
+    side = Path(venvs.__file__).with_name("prime_rl_credit_side.py")
+    episodes = json.dumps([rollout["episode"] for rollout in rollouts])
+    printed = subprocess.run(
+        [venvs.venv(*venvs.VERIFIERS), side, os.environ["TREETUNE_PRIME_RL"], str(GROUP)],
+        input=episodes, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    rewards = [rollout["reward"] for rollout in rollouts]
+    for number, found in enumerate(json.loads(printed.stdout.splitlines()[-1])):
+        first = number - number % GROUP
+        advantage = rewards[number] - sum(rewards[first : first + GROUP]) / GROUP
+        assert found["samples"] == len(rollouts[number]["branches"])
+        assert found["advantages"] == pytest.approx([advantage] * rollouts[number]["sampled"], abs=1e-6)
