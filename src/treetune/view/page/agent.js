@@ -38,7 +38,7 @@ export function AgentCalls({ agent, names, markdown }) {
   const inOrder = [...lanes].sort((one, other) => one.column - other.column || one.first - other.first);
   const wide = 1 + Math.max(0, ...lanes.map((lane) => lane.column));
   const laneOf = (call) => lanes.find((lane) => lane.own.includes(call));
-  const shown = lanes.find((lane) => lane.name === only)?.calls || agent.calls.map((_, at) => at);
+  const shown = lanes.find((lane) => lane.name === only)?.calls.filter((at) => at in agent.calls) ?? agent.calls.map((_, at) => at);
   const answered = new Map(lanes.map((lane) => [lane, new Set()]));
   // The messages that follow a call, in which the results of its tools are.
   const after = (call) => lanes.flatMap(({ calls }) => agent.calls[calls[calls.indexOf(call) + 1 || calls.length]]?.observed || []);
