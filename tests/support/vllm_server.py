@@ -33,12 +33,13 @@ ENVIRONMENT = {
 
 
 @contextlib.contextmanager
-def vllm_server(python: Path, model: Path, log: Path) -> Iterator[str]:
+def vllm_server(python: Path, model: Path, log: Path, context: int = 1024) -> Iterator[str]:
     """Its address, without `/v1`; the model's name there is its folder. What it prints goes to `log`."""
     port = task_servers.free_port()
     url = f"http://127.0.0.1:{port}"
-    options = "--host 127.0.0.1 --dtype float32 --max-model-len 1024 --max-num-seqs 32 --enforce-eager --enable-lora"
-    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)]
+    options = f"--dtype float32 --max-model-len {context} --max-num-seqs 32 --enforce-eager --enable-lora"
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--host", "127.0.0.1"]
+    command += ["--port", str(port)]
     more = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
     with log.open("w") as output:
         running = subprocess.Popen(
