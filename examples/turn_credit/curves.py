@@ -28,9 +28,9 @@ def read(files: list[str]) -> dict[tuple[str, str], list[dict]]:
 def row(task: str, credit: str, results: list[dict]) -> str:
     steps = sorted(float("inf") if result["steps"] is None else result["steps"] for result in results)
     shown = [f"{each:g}" for each in (statistics.median(steps), steps[0], steps[-1])]
-    return f"| `{task}` | `{credit}` | {len(steps)} | {shown[0]} | {shown[1]} to {shown[2]} |".replace(
-        "inf", "more than 400"
-    )
+    most = max(len(result["right"]) for result in results)
+    shown = [each.replace("inf", f"more than {most}") for each in shown]
+    return f"| `{task}` | `{credit}` | {len(steps)} | {shown[0]} | {shown[1]} to {shown[2]} |"
 
 
 def mean_by_step(results: list[dict], last: int) -> list[tuple[float, float]]:

@@ -124,9 +124,15 @@ class CpuTraining:
     # One after the other: there are two cores
 
     def verl(
-        self, task: str, steps: int, *options: str | Path, until: Until = None, file: str = "letters.py"
+        self,
+        task: str,
+        steps: int,
+        *options: str | Path,
+        until: Until = None,
+        file: str = "letters.py",
+        **others: Any,
     ) -> list[dict[str, Any]]:
-        """verl's own figures of each step, and the rows that it trained on in `rollouts`."""
+        """verl's own figures of each step, and the rows that it trained on in `rollouts`. `others` are keys of verl."""
         logger = self.folder / f"verl-{task}-{len(options)}.jsonl"  # a resumed training has one of its own
         settings = {
             "data.train_batch_size": PROMPTS,
@@ -135,6 +141,7 @@ class CpuTraining:
             "actor_rollout_ref.actor.optim.lr": RATE,
             "hydra.run.dir": self.folder / "hydra",
             **VERL_ON_CPU,
+            **others,
         }
         words = [f"{key}={value}" for key, value in settings.items()]
         target = ("verl", f"{file}:{task}", "--steps", steps, "--val", VALIDATED, "--model", self.model)

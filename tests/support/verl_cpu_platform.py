@@ -7,6 +7,7 @@ build for CPUs. So a test takes real steps: sampling, gradients, and new weights
 from __future__ import annotations
 
 import os
+import time
 from contextlib import contextmanager
 from types import ModuleType
 
@@ -100,6 +101,14 @@ def keep_weights():
     utils.dispatch_cpu_unquantized_gemm = dispatch
 
 
+def wait_without_spinning():
+    """vLLM's workers look for their next batch without a pause, for a second: here, others need the CPU."""
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    SpinCondition.wait = lambda self, timeout_ms=None: time.sleep(0.0005)
+
+
 set_platform(CpuPlatform())
 if "VERL_REPLICA_RANK" in os.environ:  # which verl gives to the processes of its engine
     keep_weights()
+    wait_without_spinning()
