@@ -27,7 +27,8 @@ ROUNDING = 0.01
 _REMEDY = "check the server or engine of the model: it sent a sample that cannot be trained on"
 
 
-_Ids = list[Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_ID)]]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=HIGHEST_ID)]
+_Ids = list[TokenId]
 _Logprobs = list[Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=0.0)]]
 
 

@@ -199,10 +199,10 @@ class _GatewayApp(JsonApp):
         call = _read(dialect.read, {**_decode(request.body), **more})
         retries = dict(request.headers).get(_RETRIES, b"0")
         digest = xxhash.xxh3_128_digest(request.path.encode() + request.body)
-        asked = _Asked(session, dialect, call, digest, retries.strip() not in (b"", b"0"))
+        is_retry = retries.strip() not in (b"", b"0")
         if call.stream:
-            return _stream(asked, request)
-        sample = await session.ask(call, digest, asked.is_retry, on_leave=request.on_leave)
+            return _stream(_Asked(session, dialect, call, digest, is_retry), request)
+        sample = await session.ask(call, digest, is_retry, on_leave=request.on_leave)
         return dialect.write(call, session.deliver(sample, digest))
 
 

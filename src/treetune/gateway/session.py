@@ -334,7 +334,7 @@ class Session:
         ids = chat.encode(sampled.text) if sampled.ids is None else sampled.ids
         self.counts["prompt_tokens"] += len(prompt.ids)
         self.counts["completion_tokens"] += len(ids)
-        message = chat.read(prompt._replace(prefix=""), ids, number, sampling.stop)
+        message = chat.read(prompt._replace(prefix="") if prompt.prefix else prompt, ids, number, sampling.stop)
         shown = message if plain else split_reasoning(message, begins_thought(prompt))
         finish = "tool_calls" if message.get("tool_calls") and sampled.finish == "stop" else sampled.finish
         reply = Reply(shown, finish, len(prompt.ids), len(ids), number)

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
-from treetune.chat.sampled_tokens import check_ids, check_logprobs
+from treetune.chat.sampled_tokens import TokenId, check_logprobs
 from treetune.chat.tokens import Prompt
 from treetune.core.policy import Sampling
 from treetune.errors import ContextFullError, PolicyError, UsageError
@@ -40,7 +40,7 @@ class _Logprobs(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     text: str = ""
-    token_ids: list[int] | None = None
+    token_ids: list[TokenId] | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
 
@@ -215,11 +215,10 @@ class _Answer:
     def finish(self) -> Sampled:
         if self._finish is None:
             raise PolicyError("the engine ended its answer before it was complete")
-        whole = (self._parts[0] if len(self._parts) == 1 else join(self._parts))._replace(finish=self._finish)
-        if whole.ids is None:
-            return whole
-        logprobs = None if whole.logprobs is None else check_logprobs(whole.logprobs)
-        return whole._replace(ids=check_ids(whole.ids, "sampled token"), logprobs=logprobs)
+        ids, logprobs, _, versions, text = join(self._parts)
+        if ids is None:
+            return Sampled(None, finish=self._finish, text=text)
+        return Sampled(ids, None if logprobs is None else check_logprobs(logprobs), self._finish, versions, text)
 
 
 class _ClosedError(PolicyError):

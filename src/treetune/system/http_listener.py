@@ -321,6 +321,9 @@ class _JoinedWrites:
         self._flush()
         self._transport.close()
 
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
     def _flush(self) -> None:
         if self._waiting:
             data = b"".join(self._waiting)
