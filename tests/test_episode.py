@@ -19,7 +19,8 @@ from treetune.core.trace import decode_trace, encode_trace
 from treetune.errors import EnvironmentFault
 from treetune.models.scripted import Replay
 from treetune.play import streams
-from treetune.play.episode import DeadlinePassed, Episode, EpisodeResult, play_answer
+from treetune.play.episode import DeadlinePassed, Episode, play_answer
+from treetune.play.episode_result import EpisodeResult
 from treetune.play.host import LocalHost, always
 from treetune.serve.http import HttpConfig
 from treetune.serve.http.routes import HttpDoor

@@ -24,7 +24,8 @@ from treetune.core.contract import Contract
 from treetune.core.environment import Action, Observation, Step
 from treetune.core.task import Task
 from treetune.core.trace import Failure, Outcome, Timing, Trace, Turn, encode_trace
-from treetune.play.episode import DeadlinePassed, EpisodeResult
+from treetune.play.episode import DeadlinePassed
+from treetune.play.episode_result import EpisodeResult
 from treetune.play.toolbox import message_of
 
 log = logging.getLogger(__name__)

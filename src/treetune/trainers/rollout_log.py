@@ -21,7 +21,7 @@ from treetune.core.score import total
 from treetune.core.task import Task
 from treetune.core.trace import Failure, Outcome, Trace
 from treetune.errors import PolicyError, StorageError, UsageError
-from treetune.play.episode import EpisodeResult
+from treetune.play.episode_result import EpisodeResult
 from treetune.runs.folder import TRACES, RunFolder
 from treetune.runs.foreign.cached_run import RolloutNumbers
 from treetune.runs.foreign.program import ForeignRollout, turns_of
