@@ -126,10 +126,12 @@ def test_a_target_works_in_every_verb_that_says_yes(folder, treetune, target):
 
 
 @asynccontextmanager
-async def served(target: str):
+async def served(target: str, agent: str | None = None):
     """A server with both doors."""
     pull, http = ZmqDoor("tcp://127.0.0.1:0"), HttpDoor(HttpConfig(address="127.0.0.1:0"))
-    server = EnvServer(load_taskset(target), models=ModelsConfig(model="scripted:gold"), doors=[pull, http])
+    server = EnvServer(
+        load_taskset(target), models=ModelsConfig(model="scripted:gold", agent=agent), doors=[pull, http]
+    )
     await server.start()
     try:
         async with EnvClient(pull.address) as client, TaskServerClient(http.address) as episodes:
@@ -353,6 +355,32 @@ def test_the_sources_of_a_mixture_are_drawn_by_weight_everywhere(folder, treetun
     for format in ("verl", "skyrl", "trl"):
         built = treetune("build", "weights.yaml", "--format", format, "-n", "40", "--json").json
         assert [row["data_source"] for row in read_rows(built["train_files"][0])] == drawn, format
+
+
+AGENT = """
+async def play(task, client):
+    return (await client.chat([{"role": "user", "content": task.problem}]))["content"]
+"""
+
+
+def test_agents_play_where_the_matrix_says_and_are_refused_by_name_elsewhere(folder, treetune):
+    """Trainers that have them play: test_agents_in_trainers.py, test_slime.py."""
+    (folder / "mine.py").write_text(AGENT)
+    assert cells_of(ContractKind.AGENTS) == {"eval", "ZMQ", *TRAINERS} - {"SkyRL", "verifiers"}
+    target, agent = KINDS[TaskKind.REWARD][0], "mine.py:play"
+    found = treetune("eval", target, "--agent", agent, "-m", "scripted:gold", "--json")
+    assert found.json["mean_reward"] == 1.0
+
+    async def ask():
+        async with served(target, agent) as (client, _):
+            return await client.run_rollout(await client.sample(0))
+
+    trace = asyncio.run(ask())
+    assert (trace.reward, trace.agent.name) == (1.0, agent)
+    (folder / "with_agent.yaml").write_text(f"agent: {agent}\ntaskset: {{id: 'kinds_of.py:Doubles'}}\n")
+    refused = cells()["contract"][ContractKind.AGENTS]
+    assert refused["SkyRL"] in treetune("train", "skyrl", target, f"agent={agent}", "--dry-run").err
+    assert refused["verifiers"] in treetune(*command("export", "with_agent.yaml")).err
 
 
 def test_only_images_are_refused_by_a_trainer():

@@ -39,9 +39,10 @@ def make_app() -> web.Application:
         most = body["sampling_params"].get("max_new_tokens")
         if most is not None and len(ids) > most:
             ids, finish = ids[:most], "length"
+        logprobs = said.get("logprobs", [said.get("logprob", -0.5 - at) for at in range(len(ids))])
         meta = {
             "finish_reason": {"type": finish},
-            "output_token_logprobs": [[said.get("logprob", -0.5 - at), token, None] for at, token in enumerate(ids)],
+            "output_token_logprobs": [[logprob, token, None] for logprob, token in zip(logprobs, ids, strict=False)],
             "prompt_tokens": len(body["input_ids"]),
             "completion_tokens": len(ids),
             "cached_tokens": 0,

@@ -3,7 +3,8 @@
     python vllm_stand_in.py PORT ANSWERS.json RECORD.jsonl
 
 `ANSWERS.json` is a list of answers in tokens: an episode gets the first, then the next, however many are played at
-once. It samples nothing and holds no weights; what was asked and answered is recorded. `POST /tell` says what happens
+once. If it is the folder of a tokenizer, `agent_session.sample` answers. It samples nothing and holds no weights; what
+was asked and answered is recorded. `POST /tell` says what happens
 to the next requests: `{"completions": ["hang", "500", "404", "die"]}`.
 """
 
@@ -15,6 +16,7 @@ import json
 import os
 import sys
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,21 @@ from task_servers import free_port, process
 CONTEXT = 4096
 
 
-def app_of(answers: list[list[int]], record: Path) -> web.Application:
+def app_of(answers: list[list[int]] | str, record: Path) -> web.Application:
     told: list[str] = []
     adapters: list[str] = []
 
     def note(**entry: Any) -> None:
         with record.open("a") as file:
             file.write(json.dumps(entry) + "\n")
+
+    if isinstance(answers, str):
+        import agent_session
+        from transformers import AutoTokenizer
+
+        answer = partial(agent_session.sample, AutoTokenizer.from_pretrained(answers))
+    else:
+        answer = partial(next_of, answers)
 
     async def tell(request: web.Request) -> web.Response:
         body = await request.json()
@@ -56,8 +66,8 @@ def app_of(answers: list[list[int]], record: Path) -> web.Application:
         if adapters and body["model"] not in adapters:
             return web.json_response({"error": {"message": f"no model {body['model']}"}}, status=404)
         assert (body["return_token_ids"], body["logprobs"], body["n"]) == (True, 0, 1), body
-        ids = answers[turn_of(answers, body["prompt"])][: body["max_tokens"]]
-        logprobs = [-0.5 - at / 100 for at in range(len(ids))]
+        ids, logprobs = answer(body["prompt"])
+        ids, logprobs = ids[: body["max_tokens"]], logprobs[: body["max_tokens"]]
         note(model=body["model"], prompt=body["prompt"], seed=body["seed"], ids=ids, logprobs=logprobs)
         choice = {"index": 0, "text": "", "token_ids": ids, "finish_reason": "stop"}
         return web.json_response({"choices": [{**choice, "logprobs": {"token_logprobs": logprobs}}]})
@@ -74,6 +84,11 @@ def app_of(answers: list[list[int]], record: Path) -> web.Application:
     for path in ("/pause", "/resume"):
         app.router.add_post(path, fine)
     return app
+
+
+def next_of(answers: list[list[int]], prompt: list[int]) -> tuple[list[int], list[float]]:
+    ids = answers[turn_of(answers, prompt)]
+    return ids, [-0.5 - at / 100 for at in range(len(ids))]
 
 
 def turn_of(answers: list[list[int]], prompt: list[int]) -> int:
@@ -106,7 +121,7 @@ class StandIn:
 
 
 @contextlib.contextmanager
-def running(folder: Path, answers: list[list[int]]) -> Any:
+def running(folder: Path, answers: list[list[int]] | str) -> Any:
     port = free_port()
     (folder / "answers.json").write_text(json.dumps(answers))
     record = folder / "asked.jsonl"

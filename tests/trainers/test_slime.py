@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import pickle
 import re
@@ -12,13 +13,14 @@ from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
+import agent_session
 import paid_turns
 import pytest
 import sides
 import slime_runs
 import task_servers
 import tool_shop
-from chat_templates import CALL_TEMPLATES, CallLetters, Letters, forgets_thoughts, plain
+from chat_templates import CALL_TEMPLATES, CallLetters, Letters, forgets_thoughts, plain, trims
 from kinds import KINDS, TARGETS, write_targets, written
 from raising import raises_code
 
@@ -997,3 +999,73 @@ def test_a_tokenizer_that_slime_loads_itself(folder, slime, sglang):
     assert sample.reward == 1.0
     # The tokens of a text are others than those that were sampled: these stay.
     assert tokenizer(tokenizer.decode(sample.tokens))["input_ids"] != sample.tokens
+
+
+# Agents
+
+
+@pytest.fixture
+def session(folder, slime, sglang):
+    """Plays the session of an agent; gives what slime gets of it, and the sequences and calls of the session alone."""
+
+    def play_session(agent=agent_session.AGENT, *first, **given):
+        (folder / "questions.py").write_text(agent_session.TASKS)
+        settings = {"agent": agent}
+        args, tokenizer = slime(agent_session.TARGET, Letters(trims), treetune=settings, **given)
+        calls = []
+        expected = agent_session.alone(tokenizer, calls)
+        sglang.say(*first, *calls)
+        return play(args, data_of(args).get_samples(1)[0]), expected, args
+
+    return play_session
+
+
+def check_session(samples, expected):
+    for sample, each in zip(samples, expected, strict=True):
+        given = len(sample.tokens) - sample.response_length
+        assert sample.tokens == each["ids"]
+        assert [0] * given + sample.loss_mask == each["mask"]
+        assert [0.0] * given + sample.rollout_log_probs == pytest.approx(each["logprobs"])
+        assert sample.weight_versions == [str(one) for one, _ in itertools.groupby(each["versions"]) if one >= 0]
+        assert sample.reward == agent_session.REWARD
+        assert sample.status.value == "completed"
+        spans = sample.metadata["treetune_credit"]["spans"]
+        mine = [at for _, first, end in spans for at in range(first, end)]
+        assert mine == [at for at, one in enumerate(sample.loss_mask) if one]
+
+
+def test_each_conversation_of_an_agent_is_a_sample(session):
+    program = f"{sys.executable} {agent_session.__file__}"
+    for agent in (agent_session.AGENT, program):
+        group, expected, _ = session(agent, n_samples_per_prompt=2)
+        for parts in group:
+            check_session(parts, expected)
+            assert len(parts) == 2
+            assert {part.rollout_id for part in parts} == {parts[0].index}
+            turns = [turn for sample in parts for turn, *_ in sample.metadata["treetune_credit"]["spans"]]
+            assert turns == [2, 3, 0, 4]  # the second call was for a title
+
+
+def test_an_estimator_of_one_sample_gets_the_main_conversation_and_says_what_it_does_not_get(session, caplog):
+    (sample,), expected, _ = session(advantage_estimator="gspo")
+    check_session([sample], expected[-1:])
+    assert "main conversation, and not 1 others" in caplog.text
+
+
+def test_an_agent_that_asks_nothing_trains_nothing_and_its_reward_counts(session):
+    (sample,), _, _ = session(agent_session.SILENT)
+    assert (sample.reward, sample.loss_mask, sample.response_length) == (agent_session.REWARD, [0], 1)
+
+
+def test_an_agent_that_slime_aborts_begins_anew(session, sglang):
+    cut = {"ids": [70], "finish": "abort"}
+    (sample,), expected, args = session(agent_session.AGENT, cut, partial_rollout=True)
+    assert (sample.status.value, sample.tokens) == ("aborted", [])
+    assert len(sglang.asked) == 1
+    sample.session_id = None
+    sample.status = type(sample.status).PENDING
+    calls = []
+    agent_session.alone(Letters(trims), calls)
+    sglang.say(*calls)
+    (again,) = play(args, [sample])
+    check_session([again], expected[-1:])

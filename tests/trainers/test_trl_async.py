@@ -90,6 +90,7 @@ def config(url, **options):
         "vllm_server_base_url": url, "vllm_server_timeout": 10, "request_timeout": 30, "num_generations": 2,
         "max_completion_length": 16, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None,
         "repetition_penalty": 1.0, "chat_template_kwargs": None, "max_inflight_tasks": 4, "queue_maxsize": 8,
+        "seed": 42,
     }  # fmt: skip
     return SimpleNamespace(**{**defaults, **options})
 

@@ -18,6 +18,7 @@ from treetune.cli.output import make_table, print_json
 from treetune.config.plugins import Registry, environments, find_ready, find_ready_file, ready_names, tasksets, tools
 from treetune.config.structs import defaults_of, field_docs, load_yaml
 from treetune.config.trust import USER
+from treetune.core.agent import OWN_HARNESSES, OWN_LOOP
 from treetune.core.contract import ONE_REWARD, SCORED_ALONE
 from treetune.core.from_config import taskset_class
 from treetune.data.rows.formats import IN_PARQUET
@@ -181,6 +182,7 @@ class ContractKind(StrEnum):
     GROUP_SCORE = "group score"
     METRICS = "own metrics"
     WEIGHTS = "mixture weights"
+    AGENTS = "agents"
 
 
 VERBS = (
@@ -206,6 +208,7 @@ NO_PROMPT = "empty-prompt"
 not."""
 
 
+BY_CLIENTS = "clients play the episodes, so the agent is theirs"
 NO_DISCOUNT = "the protocol has no field for it: rewards are as the task gives them"
 
 
@@ -229,6 +232,8 @@ def cells() -> dict[str, dict[str, dict[str, bool | str]]]:
     alone = (*(door for door in DOORS if door != "ZMQ"), "SkyRL", "AReaL", "slime", "verifiers")
     lost |= {(ContractKind.GROUP_SCORE, place): SCORED_ALONE for place in alone}
     lost |= {(ContractKind.DISCOUNT, place): NO_DISCOUNT for place in ("MCP", "OpenEnv", "ORS")}
+    lost |= {(ContractKind.AGENTS, door): BY_CLIENTS for door in DOORS if door != "ZMQ"}
+    lost |= {(ContractKind.AGENTS, "SkyRL"): OWN_LOOP, (ContractKind.AGENTS, "verifiers"): OWN_HARNESSES}
     return {
         "target": table(TargetKind, VERBS, not_there),
         "task": table(TaskKind, PLAYERS, refused),

@@ -20,6 +20,11 @@ from treetune.core.task import Task
 from treetune.core.trace import AgentRecord, Trace
 from treetune.errors import UsageError
 
+AGENTS_ON_SERVERS = "on a task server, an agent plays only tasks with one answer: the machines of the others are there"
+OWN_LOOP = "SkyRL's own loop asks the model, and has no place for an agent"
+OWN_HARNESSES = "verifiers starts agents itself, with its own harnesses"
+"""Why agents do not play everywhere."""
+
 
 class AgentNeeds(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent needs of the machine of an episode. The environment gets it before its start."""

@@ -28,7 +28,7 @@ from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.core.tool import ToolSource
 from treetune.core.trace import Trace
-from treetune.data.rows.agent_column import takes_agents
+from treetune.data.rows.agent_column import refuse_agents
 from treetune.errors import TasksetError, UsageError
 from treetune.evaluation.config import Evaluation, remember
 from treetune.evaluation.runner import Runner
@@ -144,9 +144,7 @@ class EvalPlan:
         if self.remote:
             raise UsageError("agents run where the tasks are", remedy="start that server with --agent instead")
         taskset, first = self.evaluation.taskset, self.first_task()
-        if not takes_agents(taskset, first):
-            problem = f"{taskset.name} has several turns or tools: agents play tasks with one answer, or on a machine"
-            raise UsageError(problem, remedy="leave out --agent, or override `hand_in` in the environment")
+        refuse_agents(taskset, first)
 
     def check_model(self) -> None:
         """Refuses a model that cannot be loaded, without loading it."""

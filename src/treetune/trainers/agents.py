@@ -16,7 +16,7 @@ from typing import Any
 from treetune.chat.message import text_of
 from treetune.chat.sampled_tokens import check_ids, check_logprobs
 from treetune.chat.tokens import ChatTokens, Prompt
-from treetune.core.agent import AgentRun, Assignment
+from treetune.core.agent import AGENTS_ON_SERVERS, AgentRun, Assignment
 from treetune.core.environment import Step
 from treetune.core.policy import Sampling
 from treetune.core.task import Task
@@ -70,6 +70,20 @@ class EngineSampler:
         return await self._sample(prompt)
 
 
+class Openings:
+    """The first prompts of the conversations of an agent. Each of its calls belongs to one of them."""
+
+    def __init__(self) -> None:
+        self._seen: list[list[int]] = []
+
+    def find(self, ids: list[int]) -> int:
+        """Return the length of the first prompt of the conversation that a prompt belongs to."""
+        opening = next((each for each in self._seen if ids[: len(each)] == each), None)
+        if opening is None:
+            self._seen.append(opening := ids)
+        return len(opening)
+
+
 async def play_agent(agent: AgentPolicy, episode: Any, chat: ChatTokens, sampler: EngineSampler) -> AgentRun:
     """Have an agent play an episode, on the event loop of the episode. Raises what the engine raised."""
     work = agent.play_behind(TokenModel(_prompts_of(chat), sampler), assign(episode))
@@ -87,8 +101,8 @@ def assign(episode: Any) -> Assignment:
         given: Assignment = episode.assign()
         return given
     if episode.tools or episode.contract is None or episode.contract.turns > 1:
-        problem = "on a task server, an agent plays only tasks with one answer: their machines and tools are there"
-        raise Misused(problem, remedy="play the tasks in the trainer's own process: leave out the servers' addresses")
+        remedy = "play the tasks in the trainer's own process: leave out the servers' addresses"
+        raise Misused(AGENTS_ON_SERVERS, remedy=remedy)
     texts = [text_of(message.get("content")) or "" for message in episode.observation.messages()]
     return Assignment("\n\n".join(texts), getattr(episode, "task", None) or Task())
 

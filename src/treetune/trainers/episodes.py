@@ -13,8 +13,10 @@ have it. Failures raise a `ServeError` in both cases.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Awaitable, Sequence
+import threading
+from collections.abc import Awaitable, Iterable, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Self, TypeVar
 
@@ -36,10 +38,11 @@ from treetune.core.trace import Trace
 from treetune.data.rows.scorer import ScoredBy, row_tools, taskset_of, with_type
 from treetune.errors import TreetuneError, UsageError, format_error
 from treetune.gateway import AgentPolicy
-from treetune.play.episode import DeadlinePassed, Episode
+from treetune.play.episode import CLOSE_SECONDS, DeadlinePassed, Episode
 from treetune.play.rollout import score_together
 from treetune.play.streams import Streams
 from treetune.serve import Denied, Misused, RemoteEpisode, ServeError, TaskServerClient
+from treetune.system import threads
 
 T = TypeVar("T")
 _STARTS = 32
@@ -223,6 +226,8 @@ class RowEpisodes:
     async def close(self) -> None:
         if self._client is not None:
             await self._client.close()
+        if self.agent is not None:
+            await self.agent.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -300,3 +305,17 @@ class LiveEpisodes:
         if self._starting:
             await asyncio.wait(self._starting)
         await asyncio.gather(*map(self.end, list(self._live)), return_exceptions=True)
+
+
+def close_in_background(live: LiveEpisodes, open_ones: Iterable[Any]) -> None:
+    """End all episodes, then close what they use, on the background loop. Does not wait long."""
+
+    async def close() -> None:
+        await live.end_all()
+        for each in open_ones:
+            await each.close()
+
+    closing = threads.submit_in_background(close())
+    if threading.current_thread().name != threads.BACKGROUND:  # the background thread must not wait for itself
+        with contextlib.suppress(Exception):
+            closing.result(CLOSE_SECONDS)

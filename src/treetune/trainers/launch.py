@@ -31,8 +31,10 @@ from treetune.core.fingerprint import taskset_fingerprint
 from treetune.core.from_config import build_taskset
 from treetune.core.mixture import parts_of
 from treetune.core.taskset import Taskset
+from treetune.data.rows.agent_column import refuse_agents
 from treetune.data.rows.scorer import refuse_groups
 from treetune.errors import TreetuneError, UnknownNameError, UsageError, did_you_mean, plural
+from treetune.gateway import read_agent
 from treetune.tasksets.target import is_server, locate, read_target
 from treetune.trainers.episodes import EpisodeSettings
 from treetune.trainers.held_out import NONE, HeldOut, hold_out, hold_out_rows
@@ -59,8 +61,8 @@ _OTHERWISE = {
 _RESUMED = ("trainer.resume_from_path", "trainer.resume_path", "resume_from_checkpoint", "load")
 """Keys of the trainers that name a checkpoint to continue from."""
 AS_SET = "as you set it"
-OWN = ("max_turns", "turn_discount")
-"""Keys that every trainer's command takes besides its own: what a user sets in place of the tasks' contract."""
+OWN = ("max_turns", "turn_discount", "agent")
+"""Keys of ours that every trainer's command takes besides its own."""
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
 
 
@@ -103,11 +105,11 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own(self) -> dict[str, Any]:
-        """The turn limit and the discount that the user sets, if any."""
+        """The turn limit, the discount and the agent that the user sets, if any."""
         pairs = map(split_override, self.overrides)
         own = override_values({}, {key: value for key, value in pairs if key in OWN})
         convert(own, EpisodeSettings, source="the command line")  # raises if they are invalid
-        return {key: value for key, value in own.items() if value is not None}
+        return {key: absolute(value) if key == "agent" else value for key, value in own.items() if value is not None}
 
     @property
     def theirs(self) -> list[str]:
@@ -161,6 +163,13 @@ class TargetTasks(NamedTuple):
                 for task in part.draw(1) if part.scores_groups and not hasattr(part, "sources") else ():
                     if (lost := refuse_groups(part, task)) is not None:
                         warnings.warn(lost, stacklevel=3)
+
+    def check_agent(self, agent: str, *, on_server: bool = False) -> None:
+        """Refuse an agent that cannot be started, and tasks that agents cannot play."""
+        read_agent(agent)
+        for part in (part for taskset in filter(None, self) for part in parts_of(taskset)):
+            for task in part.draw(1):
+                refuse_agents(part, task, on_server=on_server)
 
 
 class Setting(NamedTuple):
@@ -270,7 +279,11 @@ def plan(trainer: str, request: TrainRequest) -> Launch:
         raise UsageError(
             f"{tasks.train.name} is endless: how many tasks should it train on?", remedy="pass --num-tasks (-n)"
         )
-    if own := request.own:
+    own = request.own
+    if (agent := own.pop("agent", None)) is not None:
+        tasks.check_agent(agent, on_server=trainer == "areal" or is_server(request.target))
+        launch.data["agent"] = agent
+    if own:
         set_here = ", ".join(f"{key}={value}" for key, value in own.items())
         launch.data["contract"] = f"{set_here}, {AS_SET}; a lower turn limit of the tasks stays"
     for key in _RESUMED:

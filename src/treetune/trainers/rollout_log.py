@@ -107,15 +107,17 @@ def trace_of(
 
 
 def trace_of_tokens(played: TokenEpisode) -> Trace:
-    if played.record is not None:
-        calls = played.record.calls
-        said = [message for call in calls[-1:] if (message := call.message) is not None]
-        trace = trace_of(played, played.episode.observation.messages(), said, played.reward, played.tokens)
-        trace.agent = played.record
-        return trace
+    trace = trace_of(played, *split_episode(played), played.reward, played.tokens if played.turns else None)
+    trace.agent = played.record
+    return trace
+
+
+def split_episode(played: TokenEpisode) -> tuple[list[Message], list[Message]]:
+    """Return the messages that an episode began with, and those after them; of an agent, only the last answer."""
     messages = played.messages or (played.episode.observation.messages() if played.episode is not None else [])
-    prompt, said = split_answers(messages, played.turns)
-    return trace_of(played, prompt, said, played.reward, played.tokens if played.turns else None)
+    if played.record is not None:
+        return messages, [message for call in played.record.calls[-1:] if (message := call.message) is not None]
+    return split_answers(messages, played.turns)
 
 
 def split_answers(messages: list[Message], turns: int) -> tuple[list[Message], list[Message]]:

@@ -231,11 +231,12 @@ class TokenEpisode(PlayedEpisode):
         self._until = math.inf if self._seconds is None else time.monotonic() + self._seconds
         await play_turns(self._answer, step or self._step, self.observe)
 
-    async def play_agent(self, agent: AgentPolicy) -> None:
+    async def play_agent(self, agent: AgentPolicy, sample: Sample | None = None) -> None:
         """Have an agent play it, whose calls of the model are answered by the sampler. Its calls are the turns of the
-        tokens. To the contract, the episode has one turn: what the agent handed in."""
+        tokens. To the contract, the episode has one turn: what the agent handed in. `sample` replaces the episode's own
+        sampler."""
         longest = self._longest_prompt
-        sampler = EngineSampler(self._chat, self._sample, longest if callable(longest) else lambda: longest)
+        sampler = EngineSampler(self._chat, sample or self._sample, longest if callable(longest) else lambda: longest)
         try:
             run = await play_agent(agent, self.episode, self._chat, sampler)
         except Exception as error:

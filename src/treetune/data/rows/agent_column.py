@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treetune.core.agent import AGENTS_ON_SERVERS
 from treetune.core.contract import Contract
 from treetune.core.environment import Environment
 from treetune.core.mixture import owner_of
@@ -19,7 +20,7 @@ from treetune.core.task import Task
 from treetune.core.taskset import Taskset
 from treetune.data.arrow_values import read_extra
 from treetune.data.rows.scorer import BY_RULE, ScoredBy, environment_of, taskset_of, with_type
-from treetune.errors import TreetuneError
+from treetune.errors import TreetuneError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,6 +65,15 @@ def takes_agents(taskset: Taskset[Any, Any], task: Task) -> bool:
         cls: Any = owner.environment_class(inner.env_class)
         return cls.hand_in is not Environment.hand_in or not needs_loop(taskset, task)
     return taskset.scores_group_of(task) or not needs_loop(taskset, task)
+
+
+def refuse_agents(taskset: Taskset[Any, Any], task: Task, *, on_server: bool = False) -> None:
+    """Raise if an agent cannot play a task, or if it could not do so on a task server."""
+    if not takes_agents(taskset, task):
+        problem = f"{taskset.name} has several turns or tools: agents play tasks with one answer, or on a machine"
+        raise UsageError(problem, remedy="leave out the agent, or override `hand_in` in the environment")
+    if on_server and needs_loop(taskset, task):
+        raise UsageError(AGENTS_ON_SERVERS, remedy="train these tasks with verl, TRL or slime")
 
 
 def row_needs_loop(task: Task, scored: ScoredBy | None) -> bool:

@@ -4,7 +4,7 @@
 
 TARGET is a task server's address. Any other TARGET is served for the duration of the training; its rollouts are written
 to `rollouts` and `validation` in AReaL's `cluster.fileroot`. Keys are AReaL's own, plus ours: `max_turns`,
-`turn_discount`.
+`turn_discount`, `agent`.
 """
 
 from __future__ import annotations

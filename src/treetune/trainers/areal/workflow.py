@@ -21,9 +21,10 @@ from typing import Any, Literal
 from treetune.chat.tokens import ChatTokens, Prompt, Rewrites, TokenSequence
 from treetune.core.contract import Contract, Credit
 from treetune.errors import CreditError, MissingExtraError, PolicyError
+from treetune.gateway import AgentPolicy
 from treetune.serve import ServeError, TaskServerClient
 from treetune.trainers.credit import turn_advantages
-from treetune.trainers.episodes import connect
+from treetune.trainers.episodes import connect, is_misuse
 from treetune.trainers.token_episode import FailureLog, Hooks, Sample, Sampled, TokenEpisode, play_episode
 
 try:
@@ -81,6 +82,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         no_turn_credit: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         call_format: str | None = None,
+        agent: str | None = None,
         token_env: str = "TREETUNE_TOKEN",
         timeout: float = 600.0,
         patience: float = 60.0,
@@ -89,8 +91,9 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         server that declares nothing is multiplied by 0.95 for each turn. `group_norm` is what the rewards of a group
         become: advantages, divided by the group's deviation or not, or, with `none`, rewards as they are.
         `no_turn_credit` is why AReaL's settings allow no `credit: turn`; its episodes are refused then. `call_format`
-        is how the model writes tool calls, if its chat template does not show it. `token_env` names the variable with
-        the servers' token. `timeout` applies to one step, `patience` to a server that does not answer."""
+        is how the model writes tool calls, if its chat template does not show it. `agent` plays the episodes instead of
+        the model itself, if their tasks have one answer. `token_env` names the variable with the servers' token.
+        `timeout` applies to one step, `patience` to a server that does not answer."""
         super().__init__(max_turns, turn_discount)
         if isinstance(tokenizer, str):
             from areal.utils.hf_utils import load_hf_tokenizer
@@ -104,7 +107,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         """By the id of a row, while its episodes are played."""
         self._chat = ChatTokens(tokenizer, chat_template_kwargs, rewrites=rewrites, call_format=call_format)
         urls = (url,) if isinstance(url, str) else tuple(url)
-        self._access = urls, token_env, timeout, patience
+        self._access, self._agent = (urls, token_env, timeout, patience), agent
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, torch.Tensor] | None:
         """Return a trajectory, or None if there is nothing to train on."""
@@ -152,10 +155,13 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
                 self._sampler(engine),
                 longest_prompt=self.gconfig.max_tokens - 1,
                 attempts=1,
+                agent=None if self._agent is None else open_agent(asyncio.get_running_loop(), self._agent),
             )
             if played.failure is not None:
                 raise played.failure
         except (ServeError, PolicyError) as error:
+            if self._agent is not None and is_misuse(error):
+                raise
             failures.add(error)
             stats.scalar(task_server_failure=1.0)
             return None
@@ -163,7 +169,7 @@ class TaskServerWorkflow(Hooks, RolloutWorkflow):  # type: ignore[misc]
         if (reward := played.reward) is None:
             return None
         sequences = played.tokens.sequences
-        if len(sequences) > 1:
+        if len(sequences) > 1 and played.record is None:
             failures.warn_once("the chat template rewrites history: such episodes become several rows")
         stats.scalar(
             reward=reward,
@@ -195,7 +201,7 @@ def trajectory_of(
         return tensors(sequences, advantages[0])
     spans = [(sequence, span) for sequence in sequences for span in sequence.spans if span.first < span.end]
     rows = [_row_of(sequence, span.first, span.end) for sequence, span in spans]
-    return tensors(rows, [advantages[span.turn] for _, span in spans]) if rows else None
+    return tensors(rows, [advantages[span.turn] for _, span in spans])
 
 
 def _row_of(sequence: TokenSequence, first: int, end: int) -> TokenSequence:
@@ -209,9 +215,11 @@ def _row_of(sequence: TokenSequence, first: int, end: int) -> TokenSequence:
     )
 
 
-def tensors(sequences: Sequence[TokenSequence], rewards: float | Sequence[float]) -> dict[str, torch.Tensor]:
+def tensors(sequences: Sequence[TokenSequence], rewards: float | Sequence[float]) -> dict[str, torch.Tensor] | None:
     """Return the data that AReaL trains on: one row per sequence with its reward, or with the same, padded on the
-    right."""
+    right. None without a sequence: an agent may not have asked the model."""
+    if not sequences:
+        return None
     shape = len(sequences), max(len(sequence.ids) for sequence in sequences)
 
     def rows(name: str, dtype: Any, padding: float) -> torch.Tensor:
@@ -243,3 +251,13 @@ def open_servers(
     client = connect(urls, token_env, timeout, patience)
     register_loop_cleanup(client.close)
     return client, FailureLog(log)
+
+
+@lru_cache(maxsize=16)
+def open_agent(loop: asyncio.AbstractEventLoop, agent: str) -> AgentPolicy:
+    """Return the agent that plays on an event loop, for the same reason."""
+    from areal.infra.utils.concurrent import register_loop_cleanup
+
+    policy = AgentPolicy(agent)
+    register_loop_cleanup(policy.close)
+    return policy

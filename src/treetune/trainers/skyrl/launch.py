@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from treetune.core.agent import OWN_LOOP
 from treetune.core.contract import MOST_TURNS
 from treetune.data.rows.agent_column import is_silent, row_needs_loop
 from treetune.data.rows.formats import FORMATS
@@ -27,6 +28,8 @@ BATCH = 64
 
 
 def plan(request: TrainRequest, run: TrainRun, tasks: TargetTasks) -> Launch:
+    if "agent" in request.own:
+        raise UsageError(f"agent: {OWN_LOOP}", remedy="train with verl, TRL, slime or AReaL")
     files, validation = launch.with_validation(request, request.build("skyrl"), tasks, "skyrl")
     gpus, batch = launch.count_gpus(), launch.batch_size(files, request.given("trainer.train_batch_size", BATCH))
     validates = bool(files.get("val"))

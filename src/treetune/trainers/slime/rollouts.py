@@ -4,37 +4,37 @@
 --custom-rm-path treetune.trainers.slime.reward
 
 If the environment or SGLang fails, the episode gets no reward, not zero: it is lost, and `samples.py` decides what
-happens to its group. `Engine` calls SGLang as slime does: tokens in, tokens out, and a `Sample` that grows by exactly
-these tokens, or several if history was rewritten.
+happens to its group. An episode has one `Sample`, or several if history was rewritten or an agent has several
+conversations.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import os
 import time
-import uuid
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from treetune.chat.sampled_tokens import check_ids, check_logprobs
-from treetune.chat.tokens import ChatTokens, Prompt
+from treetune.chat.tokens import ChatTokens
 from treetune.config.structs import convert
 from treetune.core.task import Task
 from treetune.core.trace import encode_trace
-from treetune.errors import MissingExtraError, PolicyError, TreetuneError, UsageError, format_error
+from treetune.errors import MissingExtraError, PolicyError, TreetuneError, UsageError
+from treetune.gateway import AgentPolicy
 from treetune.serve import ServeError
 from treetune.system import threads
+from treetune.trainers.agents import ONE_ROW
 from treetune.trainers.episodes import EpisodeSettings, RowEpisodes, is_misuse
 from treetune.trainers.rollout_log import trace_of_tokens
 from treetune.trainers.single_turn import play_rows
 from treetune.trainers.slime.credit import BY_SAMPLE, CREDIT
+from treetune.trainers.slime.engine import Aborted, AgentEngine, Engine
 from treetune.trainers.slime.samples import DRAW, TRACE, UNANSWERED, begin_anew, is_lost, lose, task_of
-from treetune.trainers.token_episode import FailureLog, Hooks, Sampled, TokenEpisode
+from treetune.trainers.token_episode import FailureLog, Hooks, TokenEpisode
 from treetune.trainers.train_run import RUN
 
 log = logging.getLogger("treetune.slime")
@@ -65,14 +65,20 @@ def settings_of(args: Any) -> Settings:
     if isinstance(found, Settings):
         return found
     found = convert(found, Settings, path="treetune", source="--custom-config-path")
-    partial, estimator = bool(getattr(args, "partial_rollout", False)), getattr(args, "advantage_estimator", "grpo")
-    keeps = partial or estimator in BY_SAMPLE
+    keeps = (named := takes_one(args)) is not None
     if keeps and found.rewrites == "split":
-        named = "--partial-rollout" if partial else f"--advantage-estimator {estimator}"
         problem = f"{named} cannot have rollouts of several samples, as treetune.rewrites: split makes them"
         raise UsageError(problem, remedy="set treetune.rewrites: keep, or leave one of them out")
     args.treetune = msgspec.structs.replace(found, rewrites=found.rewrites or ("keep" if keeps else "split"))
     return settings_of(args)
+
+
+def takes_one(args: Any) -> str | None:
+    """Return the option because of which an episode can only have one sample, if any."""
+    if getattr(args, "partial_rollout", False):
+        return "--partial-rollout"
+    estimator = getattr(args, "advantage_estimator", "grpo")
+    return f"--advantage-estimator {estimator}" if estimator in BY_SAMPLE else None
 
 
 async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
@@ -144,7 +150,10 @@ class _Rollout:
         own = getattr(args, "eval_max_context_len", None) if evaluation else None
         context = own or getattr(args, "rollout_max_context_len", None)
         settings = process.settings
-        self.engine = Engine(args, sample, {}, process.state, context, settings.model_timeout)
+        self._agent, self._one = process.episodes.agent, takes_one(args) is not None
+        self._warn = process.failures.warn_once
+        kind = Engine if self._agent is None else AgentEngine
+        self.engine = kind(args, sample, {}, process.state, context, settings.model_timeout)
         seconds = settings.episode_seconds
         # The engine limits the prompts: it knows the remaining room.
         self.played = TokenEpisode(process.chat, process.hooks, episode, self.engine.sample, seconds=seconds)
@@ -164,11 +173,29 @@ class _Rollout:
         self.engine.go_on(sampling_params)
         began = time.perf_counter()
         try:
-            await self.played.play()
+            await (self.played.play() if self._agent is None else self._play_agent(self._agent))
         finally:
             self.seconds += time.perf_counter() - began
         if self.played.failure is not None:
             raise self.played.failure
+        if isinstance(self.engine, AgentEngine):
+            sequences = self.played.tokens.sequences
+            if self._one and len(sequences) > 1:
+                self._warn(ONE_ROW.format(left=f"{len(sequences) - 1} others of an episode"))
+                sequences = sequences[-1:]
+            self.engine.write(sequences)
+
+    async def _play_agent(self, agent: AgentPolicy) -> None:
+        """Have an agent play, which is ended when slime stops its servers."""
+        assert isinstance(self.engine, AgentEngine)
+        playing, aborted = asyncio.ensure_future(self.played.play_agent(agent)), self.engine.aborted
+        aborted.add_done_callback(lambda _: playing.cancel())
+        try:
+            await playing
+        except asyncio.CancelledError:
+            if not aborted.done():
+                raise
+            raise Aborted from None
 
 
 class _LoopState:
@@ -190,7 +217,7 @@ class _LoopState:
         self.episodes = RowEpisodes(settings, attempts=1)  # a failed start counts as a try of the whole episode
         self.waiting: dict[str, _Rollout] = {}
         """The stopped rollouts, by session."""
-        self._failures = FailureLog(log)
+        self.failures = FailureLog(log)
         self._lost_in_a_row = 0
         asked = getattr(args, "rollout_batch_size", 1) * getattr(args, "n_samples_per_prompt", 1)
         self._most_losses = max(_FEWEST_LOSSES, 2 * asked)
@@ -198,7 +225,7 @@ class _LoopState:
     def lose(self, sample: Any, why: str, error: TreetuneError) -> None:
         """Mark a sample as lost. Raises the error on misuse, or if too many episodes in a row were lost."""
         if isinstance(error, ServeError):
-            self._failures.add(error)
+            self.failures.add(error)
             if is_misuse(error):
                 raise error
         else:
@@ -260,8 +287,8 @@ async def close() -> None:
 
 async def _stop(process: _LoopState, sample: Any, rollout: _Rollout | None) -> Any:
     """Called when slime stops everything. With `--partial-rollout`, the sample is returned and its episode waits for
-    it."""
-    if rollout is not None and getattr(process.args, "partial_rollout", False):
+    it. An agent begins anew: what it was doing cannot be stopped."""
+    if rollout is not None and getattr(process.args, "partial_rollout", False) and process.episodes.agent is None:
         process.waiting[sample.session_id] = rollout
     else:
         await _close(rollout)
@@ -286,125 +313,3 @@ def _with_index(task: Task, sample: Any) -> Task:
     if index is None or "index" in task.extra_info:
         return task
     return msgspec.structs.replace(task, extra_info={**task.extra_info, "index": index})
-
-
-class Aborted(Exception):
-    """Raised when slime has stopped its servers. The tokens sampled so far may be continued after the next weight
-    update."""
-
-
-class Engine:
-    def __init__(
-        self,
-        args: Any,
-        sample: Any,
-        sampling_params: dict[str, Any],
-        state: Any,
-        context: int | None,
-        timeout: float,
-    ) -> None:
-        """`sample` has no tokens yet, `state` is slime's `GenerateState`, and `context` is the token limit for a prompt
-        with its answer."""
-        self._args, self._params, self._state = args, sampling_params, state
-        self._context, self._timeout = context, timeout
-        self._first = copy.deepcopy(sample)
-        self.samples = [sample]
-        self.spans: list[list[tuple[int, int, int]]] = [[]]
-        """The turns of each sample: (turn, first, end) in its response."""
-        self.seconds = 0.0
-        """The time spent on sampling."""
-        self._cut: tuple[list[int], list[float]] = [], []
-        """The part of an answer that was sampled before an abort."""
-        if sample.session_id is None:  # one id for all turns, so that they reach the same server and its cache
-            sample.session_id = str(uuid.uuid4())
-        by_session = getattr(args, "router_policy", None) == "consistent_hashing"
-        self._headers = {"X-SMG-Routing-Key": sample.session_id} if by_session else None
-
-    def go_on(self, sampling_params: dict[str, Any]) -> None:
-        """Continue after an abort, in another call by slime."""
-        self._params = sampling_params
-
-    def mask_all(self) -> None:
-        """Exclude the tokens sampled so far from training: the weights have changed."""
-        for sample in self.samples:
-            sample.loss_mask = [0] * sample.response_length
-
-    async def sample(self, prompt: Prompt) -> Sampled | None:
-        """Sample an answer; None if there is no room for one."""
-        if self._state.aborted:
-            raise Aborted
-        said, logprobs = self._cut
-        ids = prompt.ids + said
-        if (opened := self._open(ids)) is None:
-            return None
-        sample, room = opened
-        output = await self._post(ids, room)
-        meta = output["meta_info"]
-        new = meta.get("output_token_logprobs") or []
-        tokens = check_ids([entry[1] for entry in new], "sampled token")
-        their_logprobs = check_logprobs([entry[0] for entry in new])
-        sample.append_response_tokens(
-            self._args, tokens=tokens, log_probs=their_logprobs, meta_info=meta, text=output.get("text") or ""
-        )
-        said, logprobs = said + tokens, logprobs + their_logprobs
-        if (meta.get("finish_reason") or {}).get("type") == "abort":
-            self._cut = said, logprobs
-            raise Aborted
-        self._cut = [], []
-        end = sample.response_length
-        self.spans[-1].append((sum(map(len, self.spans)), end - len(said), end))
-        return Sampled(said, logprobs)
-
-    def _open(self, ids: list[int]) -> tuple[Any, int | None] | None:
-        """Return the sample that a prompt continues, with the added tokens, and the token limit for the answer. If
-        history was rewritten, it is a new sample. None if there is no room for an answer."""
-        sample = self.samples[-1]
-        if sample.tokens and ids[: len(sample.tokens)] != sample.tokens:
-            sample = copy.deepcopy(self._first)
-        added = ids[len(sample.tokens) :] if sample.tokens else []
-        # A response holds all turns of an episode, and everything between them.
-        most = self._params.get("max_new_tokens")
-        limits = [] if most is None else [most - sample.response_length - len(added)]
-        if self._context is not None:
-            limits.append(self._context - len(ids))
-        room = min(limits, default=None)
-        if room is not None and room < 1:
-            return None
-        if not sample.tokens:
-            sample.tokens = list(ids)
-        if added:
-            text = self._state.tokenizer.decode(added)
-            sample.append_response_tokens(self._args, tokens=added, trainable=False, text=text)
-        if sample is not self.samples[-1]:
-            self.samples.append(sample)
-            self.spans.append([])
-        return sample, room
-
-    async def _post(self, ids: list[int], room: int | None) -> dict[str, Any]:
-        from slime.utils.http_utils import post
-
-        args = self._args
-        asked: dict[str, Any] = {
-            "input_ids": ids,
-            "sampling_params": self._params if room is None else {**self._params, "max_new_tokens": room},
-            "return_logprob": True,
-        }
-        if getattr(args, "use_rollout_routing_replay", False):
-            asked["return_routed_experts"] = True
-        began = time.perf_counter()
-        try:
-            async with asyncio.timeout(self._timeout):
-                output = await post(
-                    f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate", asked, headers=self._headers
-                )
-        except TimeoutError:
-            raise PolicyError(
-                f"SGLang did not answer within {self._timeout:g} seconds", remedy="allow more: treetune.model_timeout"
-            ) from None
-        except Exception as error:
-            raise PolicyError(f"SGLang does not answer: {format_error(error)}") from error
-        finally:
-            self.seconds += time.perf_counter() - began
-        if not isinstance(output, dict) or "meta_info" not in output:
-            raise PolicyError(f"SGLang returned no tokens: {output!r:.200}")
-        return output

@@ -3,7 +3,7 @@
     python -m treetune.trainers.trl TARGET [--taskset.KEY=VALUE] model=MODEL [KEY=VALUE]...
 
 Keys are those of `GRPOConfig`, plus ours: `num_tasks`, `val` (how many tasks to hold out for validation), `max_turns`,
-`turn_discount`, and `trainer=async` for AsyncGRPO with the vLLM server that `vllm_server_base_url` names.
+`turn_discount`, `agent`, and `trainer=async` for AsyncGRPO with the vLLM server that `vllm_server_base_url` names.
 """
 
 from __future__ import annotations

@@ -9,15 +9,14 @@ from typing import Any
 
 from treetune.chat.tokens import Span, TokenSequence
 from treetune.trainers.credit import turn_advantages
-from treetune.trainers.rollout_log import split_answers
+from treetune.trainers.rollout_log import split_episode
 from treetune.trainers.token_episode import TokenEpisode
 from treetune.trainers.trl.rollouts import rewards_of
 
 _EPSILON = 1e-8
 """What TRL's asynchronous trainer adds to a standard deviation."""
 SEVERAL_SAMPLES = (
-    "history was rewritten in an episode: its samples weigh as much as one only if they are in the same micro-batch "
-    "(token_budget)"
+    "an episode has several samples: they weigh as much as one only if they are in the same micro-batch (token_budget)"
 )
 
 
@@ -46,7 +45,7 @@ class EpisodeGroup:
         spread = pstdev([reward for _, reward in scored]) if scored else 0.0
         samples = []
         for (played, reward), advantages in zip(scored, self._advantages_of(scored), strict=True):
-            prompt, completion = split_answers(played.messages, played.turns)
+            prompt, completion = split_episode(played)
             metrics = {
                 **played.metrics,
                 "reward": reward,

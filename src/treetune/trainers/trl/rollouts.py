@@ -9,6 +9,7 @@ from typing import Any
 
 from treetune.chat.tokens import TokenSequence
 from treetune.errors import CreditError, UsageError
+from treetune.trainers.agents import ONE_ROW
 from treetune.trainers.config import get_value
 from treetune.trainers.credit import Row, check_loss
 from treetune.trainers.token_episode import PlayedEpisode, Sampled, TokenEpisode
@@ -125,6 +126,16 @@ def check_settings(config: Any) -> None:
     if budget is not None and not (str(budget).isdecimal() and int(budget)):
         problem = f"token_budget={budget} counts samples, and with credit: turn an episode has one for each turn"
         raise CreditError(problem, remedy="leave token_budget out, or set it to the tokens of a micro-batch")
+
+
+def check_episodes(episodes: Sequence[TokenEpisode], warn: Callable[[str], None]) -> None:
+    """Raise if an episode became several rows; warn if an agent's did."""
+    for each in episodes:
+        count = len(each.tokens.sequences)
+        if each.record is None:
+            check_rows(count)
+        elif count > 1:
+            warn(ONE_ROW.format(left=f"{count - 1} others of an episode"))
 
 
 def check_rows(count: int) -> None:

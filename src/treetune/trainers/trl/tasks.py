@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import re
-import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import starmap
@@ -20,16 +19,17 @@ from treetune.core.environment import Observation
 from treetune.core.taskset import Taskset
 from treetune.core.trace import Trace
 from treetune.errors import CreditError, UsageError
+from treetune.gateway import AgentPolicy
 from treetune.play import streams
-from treetune.play.episode import CLOSE_SECONDS
 from treetune.serve import ServeError
 from treetune.system import threads
 from treetune.tasksets.target import load_taskset
-from treetune.trainers.episodes import LiveEpisodes, LocalEpisode, LocalEpisodes, connect
+from treetune.trainers.episodes import LiveEpisodes, LocalEpisode, LocalEpisodes, close_in_background, connect
 from treetune.trainers.group_scores import score_group
 from treetune.trainers.rollout_log import trace_of, trace_of_tokens
 from treetune.trainers.single_turn import refuse_begun_answer
 from treetune.trainers.token_episode import FailureLog, Hooks, PlayedEpisode, TokenEpisode
+from treetune.trainers.trl.agents import play_by_agent
 from treetune.trainers.trl.columns import (
     WAYS,
     TaskOpening,
@@ -51,7 +51,7 @@ from treetune.trainers.trl.environments import (
 )
 from treetune.trainers.trl.rollouts import (
     Generate,
-    check_rows,
+    check_episodes,
     check_settings,
     check_turn_credit,
     columns_of,
@@ -90,6 +90,7 @@ class TrlTasks(Hooks):
         turn_discount: float | None = None,
         generate: Generate | None = None,
         call_format: str | None = None,
+        agent: str | None = None,
         token_env: str = "TREETUNE_TOKEN",
         timeout: float = 600.0,
         patience: float = 60.0,
@@ -97,20 +98,22 @@ class TrlTasks(Hooks):
         """`tasks` is one or more task server addresses, a taskset, or the name of one: an id, `config.yaml`,
         `file.py:Name`. `max_turns` and `turn_discount` replace what the tasks declare. `generate` replaces the
         trainer's own sampling. `call_format` is how the model writes tool calls, if its chat template does not show it.
-        `token_env` names the variable with the servers' token. `timeout` applies to one step, `patience` to a server
-        that does not answer."""
+        `agent` plays the episodes instead of the model itself. `token_env` names the variable with the servers' token.
+        `timeout` applies to one step, `patience` to a server that does not answer."""
         super().__init__(max_turns, turn_discount)
         self._log = FailureLog(log)
         self._generate = generate or sample_by_trainer
         self._call_format = call_formats.check_name(call_format)
         self._chat: tuple[Any, ChatTokens] | None = None
         """The last trainer's tokenizer, and the chat that uses it."""
+        self._agent = None if agent is None else AgentPolicy(agent)
         if isinstance(tasks, str) and not re.match(r"\w+://", tasks):
             if re.fullmatch(r"[^/]*:\d+/?", tasks):
                 raise UsageError(f"{tasks!r} is not a taskset", remedy=f"a task server is written http://{tasks}")
             tasks = load_taskset(tasks, split="train")
         if isinstance(tasks, Taskset):
-            self._episodes: Any = LocalEpisodes(threads.run_in_background(streams.load(tasks)), timeout)
+            loaded = threads.run_in_background(streams.load(tasks))
+            self._episodes: Any = LocalEpisodes(loaded, timeout, getattr(self._agent, "needs", None))
         else:
             self._episodes = connect(tasks, token_env, timeout, patience)
         self._patience = patience
@@ -121,7 +124,7 @@ class TrlTasks(Hooks):
         """The tools of the tasks seen so far, by the name of their environment."""
         self._environments: dict[str, type[TrlEnvironment]] = {}
         self._workers: weakref.WeakSet[RolloutWorker] = weakref.WeakSet()
-        self._ended = weakref.finalize(self, _close_episodes, self._episodes, self._live, self._workers)
+        self._ended = weakref.finalize(self, _close, self._workers, self._live, (self._agent, self._episodes))
 
     def close(self) -> None:
         """End running episodes and close connections. The end of the program does the same."""
@@ -146,6 +149,7 @@ class TrlTasks(Hooks):
         """Return the arguments of a `GRPOTrainer` for the tasks `first` to `first + num_tasks`: the dataset, the reward
         function, and the function or class that plays them. `using` selects the trainer argument that plays them. By
         default the argument is chosen by the tasks; the log names it and the reason."""
+        using = using if self._agent is None else "rollout_func"
         indices = self._range(num_tasks, first)
         openings = self._look_at(self._list_kinds(indices))
         way, why = (using, "as asked") if using is not None else choose(openings)
@@ -195,6 +199,7 @@ class TrlTasks(Hooks):
             lost=self._log,
             report=self.on_played,
             call_format=self._call_format,
+            agent=self._agent,
             patience=self._patience,
         )
         self._workers.add(worker)
@@ -267,14 +272,16 @@ class TrlTasks(Hooks):
             chat = self._chat[1]
             played = [TokenEpisode(chat, self, episode, hand_over, longest_prompt=longest) for episode in started]
             check_turn_credit(played, trainer)
-            play_together(played, self._generate, self._step_many, trainer)
+            if self._agent is not None:
+                play_by_agent(self._agent, played, self._generate, trainer)
+            else:
+                play_together(played, self._generate, self._step_many, trainer)
             threads.run_in_background(_gather(map(score_group, groups_of(played, prompts, trainer))))
         for each in played:
             if each.failure is not None:
                 self._log.add(each.failure)
         self._report(getattr(trainer, "state", None), map(task_index_of, prompts), map(trace_of_tokens, played))
-        for each in played:
-            check_rows(len(each.tokens.sequences))
+        check_episodes(played, self._log.warn_once)
         return columns_of(played, tokenizer.eos_token_id)
 
     def _report(self, state: Any, indices: Iterable[int], traces: Iterable[Trace]) -> None:
@@ -407,18 +414,10 @@ class TrlTasks(Hooks):
         return played, [each.score(1) for each in played]
 
 
-def _close_episodes(episodes: Any, live: LiveEpisodes, workers: Iterable[RolloutWorker]) -> None:
+def _close(workers: Iterable[RolloutWorker], live: LiveEpisodes, open_ones: Iterable[Any]) -> None:
     for worker in list(workers):
         worker.stop()
-
-    async def close() -> None:
-        await live.end_all()
-        await episodes.close()
-
-    closing = threads.submit_in_background(close())
-    if threading.current_thread().name != threads.BACKGROUND:  # the background thread must not wait for itself
-        with contextlib.suppress(Exception):
-            closing.result(CLOSE_SECONDS)
+    close_in_background(live, filter(None, open_ones))
 
 
 async def _gather(work: Iterable[Awaitable[Any]]) -> None:

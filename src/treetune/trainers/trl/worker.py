@@ -18,15 +18,19 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any, Self
 
 from treetune.chat.tokens import ChatTokens, Prompt
+from treetune.core.agent import AgentRun, Assignment
 from treetune.core.order import derive_seed
 from treetune.core.trace import Trace
 from treetune.errors import EndpointRefusal, PolicyError, TreetuneError, UsageError, format_error
+from treetune.gateway import AgentPolicy
 from treetune.models import EndpointConfig
 from treetune.models.endpoint import Endpoint
 from treetune.system import threads
+from treetune.trainers.agents import assign, hand_in
 from treetune.trainers.episodes import LiveEpisodes, LocalEpisode
 from treetune.trainers.group_scores import score_group
 from treetune.trainers.rollout_log import trace_of_tokens
@@ -52,16 +56,17 @@ class RolloutWorker:
         lost: FailureLog,
         report: Callable[[int, list[tuple[int, Trace]]], None] | None = None,
         call_format: str | None = None,
+        agent: AgentPolicy | None = None,
         patience: float = 60.0,
     ) -> None:
         """Plays the tasks of `indices` over and over, in groups of `args.num_generations` episodes. `args` is an
-        AsyncGRPOConfig, read at the start, because the trainer completes it. `patience` applies to a model that cannot
-        be reached."""
+        AsyncGRPOConfig, read at the start, because the trainer completes it. The `agent` plays instead of the model
+        itself. `patience` applies to a model that cannot be reached."""
         if not indices:
             raise UsageError("there is no task to play", remedy="ask for at least one")
         self._hooks, self._live, self._indices, self._args = hooks, LiveEpisodes(episodes), list(indices), args
         self._tokenizer, self._call_format, self._patience = tokenizer, call_format, patience
-        self._report = report
+        self._report, self._agent = report, agent
         self._lost, self._unanswered = lost, FailureLog(log, "the server of the model")
         self.rollout_buffer: queue.Queue[Any] = queue.Queue(max(0, args.queue_maxsize))
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue(4096)
@@ -202,7 +207,8 @@ class RolloutWorker:
                     # The server has newer weights by now, and no longer the weights of `version`.
 
         try:
-            played = await play_episode(lambda: self._start(index), chat, self._hooks, sample, longest_prompt=longest)
+            start, agent = partial(self._start, index), self._agent
+            played = await play_episode(start, chat, self._hooks, sample, longest_prompt=longest, agent=agent)
         except EndpointRefusal:
             raise  # the next one would be refused too
         except PolicyError as error:
@@ -256,6 +262,15 @@ class _BackgroundEpisode:
 
     async def step(self, action: Any) -> Any:
         return await _in_background(self._episode.step(action))
+
+    def assign(self) -> Assignment:
+        return assign(self._episode)
+
+    async def run_there(self, work: Coroutine[Any, Any, AgentRun]) -> Any:
+        return await _in_background(work)
+
+    async def hand_in(self, run: AgentRun) -> Any:
+        return await _in_background(hand_in(self._episode, run))
 
     async def __aenter__(self) -> Self:
         return self

@@ -39,6 +39,7 @@ from treetune.config.code_reference import find_file
 from treetune.config.interpolation import with_overrides
 from treetune.config.structs import FileName, dump_yaml, load_yaml, map_declared
 from treetune.config.trust import is_installed
+from treetune.core.agent import OWN_HARNESSES
 from treetune.core.contract import SCORED_ALONE
 from treetune.core.from_config import build_taskset, node_of
 from treetune.core.task import Task
@@ -86,6 +87,10 @@ def export_package(
     folder = folder.expanduser().absolute()
     id, module = package_name(name or folder.name, folder)
     data = read_target(target, overrides, split, usual="train")
+    if data.get("agent") is not None:
+        raise UsageError(
+            f"agent: {OWN_HARNESSES}", remedy="leave the key out, and name a harness where verifiers plays"
+        )
     taskset = build_taskset(data["taskset"], raw=overrides or {}, source=target)
     tasks = list(islice(taskset.draw(_LOOKED_AT), _LOOKED_AT))
     check_playable(taskset, tasks)

@@ -38,6 +38,8 @@ MANAGERS = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
 """The key for the class that collects what agent loops played."""
 MANAGER = "treetune.trainers.verl.loop.EpisodeManager"
 """The one for verl's v0 trainer."""
+SETTINGS = "treetune_loop"
+"""The key of a verl config for the settings of Treetune's agent loop."""
 DEFAULT_LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 """The agent loop of rows that name none."""
 
@@ -89,10 +91,11 @@ def name_agents(lists: Lists, config: Any = None, *, silent_too: bool = False) -
     """Return the agent loop of each task, by list; None if verl samples one answer. Either all rows of a training name
     a loop, or no row does. Treetune's loop plays the tasks that declare several turns or tools. If there is such a
     task, it also plays all others that it can. With `silent_too`, it also plays environments that do not declare their
-    turns."""
+    turns. With an agent in `treetune_loop`, it plays all tasks that it can."""
     turns = {taskset: has_turns(taskset) for tasksets in lists.values() for taskset in tasksets}
     wanted = (True, None) if silent_too else (True,)
-    if leaves_scoring(config) or not any(each in wanted for each in turns.values()):
+    plays = get_value(config, f"{SETTINGS}.agent") is not None or any(each in wanted for each in turns.values())
+    if leaves_scoring(config) or not plays:
         return dict.fromkeys(lists)
     other = get_value(config, DEFAULT_LOOP) or "single_turn_agent"
 
@@ -109,8 +112,6 @@ def _build_paths(tasksets: Sequence[DatasetTaskset], agents: Sequence[str] | Non
     return [str(file.path) for file in build_files(tasksets, agents=agents)]
 
 
-SETTINGS = "treetune_loop"
-"""The key of a verl config for the settings of Treetune's agent loop."""
 TARGET = "treetune.trainers.verl.loop.TreetuneLoop"
 SINGLE_TURN = {"name": "single_turn_agent", "_target_": "treetune.trainers.verl.loop.SingleTurnLoop"}
 """Takes the place of verl's own loop with that name."""

@@ -102,6 +102,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         """Return the sample of an episode, or several if history was rewritten and the trainer accepts them."""
         on_failure, v1 = self.settings.on_failure, "session_id" in row
+        with_logprobs = bool(sampling_params.get("logprobs"))
         self.TURN_REWARDS = v1 or self.rollout_config.agent.get("agent_loop_manager_class") == MANAGER
         with groups.join(str(row.get("uid") or uuid4().hex)) as member:
             calls = self._calls(sampling_params, row)
@@ -117,6 +118,8 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
                 TreetuneLoop.played += 1
                 if not played.contract.group_score:
                     member.end(ended)
+                if not played.tokens.sequences:  # an agent that has not asked the model
+                    return self._write_masked(calls, ended, with_logprobs, row, played)
                 return self._write(played, calls, ended, v1)
             failure = played.failure or ServeError("its first prompt was too long, or its time was over")
             failures.add(failure)
@@ -132,7 +135,7 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
         if others is None and v1:
             # verl drops a prompt that failed, or takes another: a made-up reward would count in its validation.
             raise failure
-        return self._write_masked(calls, others, bool(sampling_params.get("logprobs")), row)
+        return self._write_masked(calls, others, with_logprobs, row)
 
     def _calls(self, sampling_params: Mapping[str, Any], row: Mapping[str, Any]) -> ModelCalls:
         config = self.rollout_config
@@ -192,16 +195,11 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
             failures.warn_once(
                 "history was rewritten in an episode: verl's v0 trainer gets only the messages since then"
                 if played.record is None
-                else ONE_ROW.format(left=f"{len(sequences) - 1} others of this episode")
+                else ONE_ROW.format(left=f"{len(sequences) - 1} others of an episode")
             )
             sequences, experts = sequences[-1:], experts[-1:]
-        # The v0 trainer needs the same keys in every sample.
-        own = played.metrics if v1 else {key: played.metrics[key] for key in ("truncated", "raw_reward")}
-        information = {**own, "acc": ended.passed, "num_turns": played.turns, "failed": 0.0}
+        information, outputs = self._describe(played, ended, v1), []
         fields = {**calls.fields, "turn_scores": list(played.rewards), "reward_extra_info": information}
-        if not sequences:  # an agent that has not asked the model: its reward counts, and trains nothing
-            return self._write_masked(calls, ended, False, {})
-        outputs = []
         rewards, (credit, discount) = played.shape_each(played.turns), played.contract.turn_credit
         for sequence, routed in zip(sequences, experts, strict=True):
             given = sequence.mask.index(1) if 1 in sequence.mask else len(sequence.ids)
@@ -220,23 +218,39 @@ class TreetuneLoop(Hooks, AgentLoopBase):  # type: ignore[misc]
             outputs.append(output)
         return outputs if len(outputs) > 1 else outputs[0]
 
+    @staticmethod
+    def _describe(played: TokenEpisode, ended: EpisodeScore, v1: bool) -> dict[str, Any]:
+        """Return what the trainer logs of an episode. The v0 trainer needs the same keys in every sample."""
+        own = played.metrics if v1 else {key: played.metrics[key] for key in ("truncated", "raw_reward")}
+        return {**own, "acc": ended.passed, "num_turns": played.turns, "failed": 0.0}
+
     def _write_masked(
-        self, calls: ModelCalls, others: EpisodeScore | None, logprobs: bool, row: Mapping[str, Any]
+        self,
+        calls: ModelCalls,
+        others: EpisodeScore | None,
+        logprobs: bool,
+        row: Mapping[str, Any],
+        played: TokenEpisode | None = None,
     ) -> Any:
-        """Return a sample that trains nothing. Its reward is its group's mean, so that the mean does not change."""
+        """Return a sample that trains nothing. Without `played` it failed: its reward is its group's mean, so that the
+        mean does not change."""
         prompt = [self.tokenizer.eos_token_id]
         with contextlib.suppress(Exception):  # the prompt is only for inspection
             prompt = self._chat("keep").prompt(list(row["raw_prompt"])).ids[-self.rollout_config.prompt_length :]
         # The v0 trainer skips None in its validation; the v1 trainer may filter groups by it.
         passed = others.passed if others is not None and "session_id" in row else None
         information = {"acc": passed, "num_turns": 0, "truncated": 0.0, "raw_reward": None, "failed": 1.0}
+        (credit, discount), rewards = ("outcome", 1.0), list[float]()
+        if played is not None and others is not None:
+            information = self._describe(played, others, "session_id" in row)
+            (credit, discount), rewards = played.contract.turn_credit, played.shape_each(played.turns)
         # The v1 trainer needs weight versions for every sample, even if none were used.
         version = None if row.get("global_steps") is None else max(0, int(row["global_steps"]) - 1)
         known = {key: value for key, value in calls.fields.items() if value is not None}
         fields = {"min_global_steps": version, "max_global_steps": version, **known}
         fields |= {"turn_scores": [], "reward_extra_info": information}
         if "session_id" in row:
-            fields["turn_credit"] = {"by": "outcome", "discount": 1.0, "rewards": [], "spans": []}
+            fields["turn_credit"] = {"by": credit, "discount": discount, "rewards": rewards, "spans": []}
         reward = 0.0 if others is None else others.reward
         return self._sample(TokenSequence(prompt), len(prompt), logprobs, reward, 0, calls, fields)
 

@@ -26,6 +26,7 @@ import msgspec
 from treetune.chat.tokens import Prompt, TokenSequence
 from treetune.errors import UsageError
 from treetune.serve import ServeError
+from treetune.trainers.agents import Openings
 from treetune.trainers.episodes import EpisodeSettings
 from treetune.trainers.group_scores import score_group
 from treetune.trainers.token_episode import Sampled, TokenEpisode
@@ -78,8 +79,7 @@ class ModelCalls:
         """Start an episode, or start it again."""
         self._request_id = self._given_id or uuid4().hex
         self._longest: int | None = None
-        self._openings: list[list[int]] = []
-        """The first prompts of an agent's conversations."""
+        self._openings = Openings()
         self.fields: dict[str, Any] = {}
         """The engine's report: the versions of the weights that sampled the first and the last token."""
         self.seconds = 0.0
@@ -96,7 +96,8 @@ class ModelCalls:
     async def sample(self, prompt: Prompt) -> Sampled | None:
         ids = prompt.ids
         if self._agent:
-            self._longest = self._open(ids)
+            # verl's prompt may be as long as the first one of a conversation; the rest must fit into its response
+            self._longest = min(self._openings.find(ids), self._prompt_length) + self._response_length
         elif self._longest is None:
             self._longest = len(ids) + self._response_length
         room = self._longest - len(ids)
@@ -123,14 +124,6 @@ class ModelCalls:
         self._note(said)
         wanted = self._params.get("logprobs") or said.log_probs
         return Sampled(list(said.token_ids), list(said.log_probs or ()) if wanted else None, prompt_ids=ids)
-
-    def _open(self, ids: list[int]) -> int:
-        """The most tokens of the conversation that a prompt belongs to: verl's prompt may be as long as its first one,
-        and everything after that must fit into verl's response."""
-        opening = next((each for each in self._openings if ids[: len(each)] == each), None)
-        if opening is None:
-            self._openings.append(opening := ids)
-        return min(len(opening), self._prompt_length) + self._response_length
 
     def _note(self, said: Any) -> None:
         reported = said.extra_fields or {}
