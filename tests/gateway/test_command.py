@@ -23,11 +23,11 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @contextlib.contextmanager
-def gateway(*arguments, token="secret"):
+def gateway(*arguments, token="secret", python=sys.executable, **more):
     """The command in a process of its own; gives what it printed with --json, and stops it with SIGTERM."""
     path = os.pathsep.join(map(str, [SUPPORT / "gateway_stand_ins", SUPPORT, SUPPORT.parents[1] / "src"]))
-    environment = {**os.environ, "PYTHONPATH": path, **({"TREETUNE_TOKEN": token} if token else {})}
-    command = [sys.executable, "-m", "treetune", "gateway", "--http", ":0", "--json", *map(str, arguments)]
+    environment = {**os.environ, **more, "PYTHONPATH": path, **({"TREETUNE_TOKEN": token} if token else {})}
+    command = [python, "-m", "treetune", "gateway", "--http", ":0", "--json", *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             lines: list[str] = []

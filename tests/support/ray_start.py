@@ -61,7 +61,8 @@ class RayCluster:
         # Paths of sockets have at most 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
         self._ray = str(python.parent / "ray")
-        path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "support")])
+        given = filter(None, [os.environ.get("PYTHONPATH")])
+        path = os.pathsep.join([*given, str(ROOT / "src"), str(ROOT / "tests" / "support")])
         usual = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         self._environment = {
             **usual,

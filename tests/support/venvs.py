@@ -127,7 +127,7 @@ LOGGERS = (
 """What runs are told to, and what shows them: loggers, a real notebook."""
 SKYRL_GYM = ("skyrl-gym", ["skyrl-gym==0.4.0"])
 AGENTBENCH = ("agentbench", ["agentrl-worker==0.4.0"])
-RAY = ("ray", ["ray[default]==2.60.0"])
+RAY = ("ray", ["ray[default]==2.60.0"], ["hypothesis>=6.100", "pytest>=8.2"])
 IFEVAL = (
     "ifeval",
     ["--no-deps", "lm-eval==0.4.13"],

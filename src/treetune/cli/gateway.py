@@ -72,6 +72,7 @@ def gateway_command(
     workers: Annotated[
         int, option("The number of processes. Each has a port after that of --http.", "-w", "--workers", min=1)
     ] = 1,
+    engine: Annotated[str, option("Where -w processes run: processes, or ray.")] = "processes",
     json: JsonWhenReady = False,
 ) -> int | None:
     """Serve a model to agents, and record exactly which tokens each was given and which were sampled.
@@ -100,7 +101,7 @@ def gateway_command(
     key = os.environ.get(api_key_env) if api_key_env is not None else None
     if api_key_env is not None and not key:
         raise UsageError(f"the environment variable {api_key_env} is not set")
-    if workers > 1 and upstream is None:
+    if (workers > 1 or engine != "processes") and upstream is None:
         raise UsageError("-w needs an engine for all processes", remedy="add --upstream http://HOST:PORT/v1")
     make = partial(
         _make_gateway,
@@ -117,10 +118,10 @@ def gateway_command(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     gateway = make()
     server: GatewayServer | GatewayPool = GatewayServer(gateway, http, token=chosen)
-    if workers > 1:
+    if workers > 1 or engine != "processes":
         from treetune.gateway.workers import GatewayPool
 
-        server = GatewayPool(make, workers, http, token=chosen)
+        server = GatewayPool(make, workers, http, token=chosen, engine=engine)
     uvloop.run(_serve(server, None if token else chosen, json))
     return 0
 

@@ -5,7 +5,8 @@
 
 Each worker has a port of its own. The address opens sessions in the worker that has the fewest, and the reply leads the
 agent there, so its calls pass through one process only. Calls that reach the address itself are redirected. The sockets
-belong to the pool: if a worker dies, clients wait in its queue until it is replaced.
+belong to the pool: if a worker dies, clients wait in its queue until it is replaced. On a Ray cluster, the workers are
+actors.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import logging
 import multiprocessing.connection
 import os
+import pickle
 import signal
 import socket
 from collections import Counter, OrderedDict
@@ -26,6 +28,7 @@ import aiohttp
 import msgspec
 import uvloop
 
+from treetune.errors import UsageError, format_error
 from treetune.gateway.gateway import MOST_SESSIONS, Gateway
 from treetune.gateway.server import MOST_BYTES, GatewayServer, find_call, refuse_key, render_error
 from treetune.system import prometheus
@@ -34,9 +37,10 @@ from treetune.system.http_app import Headers, HttpRequest, JsonApp, Route, Scope
 from treetune.system.http_body import read_body
 from treetune.system.http_error import HttpError, encode
 from treetune.system.http_listener import HttpListener
-from treetune.system.processes import spawn_context
+from treetune.system.processes import SILENT_SECONDS, join_cluster, spawn_context, why_waiting
 
 log = logging.getLogger("treetune.gateway")
+ENGINES = ("processes", "ray")
 _SECONDS = 300.0
 """The longest wait for the answer of a worker, which may be starting."""
 _PAUSE_SECONDS = 0.5
@@ -44,11 +48,17 @@ _PAUSE_SECONDS = 0.5
 
 
 class GatewayPool:
-    def __init__(self, make: Callable[[], Gateway], count: int, address: str, *, token: str) -> None:
-        """`make` makes the gateway of a worker; it can be pickled. The workers have the ports after that of the
-        address, or any free ones if it is 0."""
+    def __init__(
+        self, make: Callable[[], Gateway], count: int, address: str, *, token: str, engine: str = "processes"
+    ) -> None:
+        """`make` makes the gateway of a worker; it can be pickled. Processes have the ports after that of the address,
+        or any free ones if it is 0. With the `engine` ray, workers are actors of a cluster, each on a free port of its
+        node."""
         access = Access(token=token)
+        if engine not in ENGINES:
+            raise UsageError(f"unknown engine {engine!r}", remedy=f"use {' or '.join(ENGINES)}")
         self._make, self._token, self._count = make, token, count
+        self._ray = join_cluster() if engine == "ray" else None
         self._host, self._port = parse_http_address(address, access)
         self._listener, self._app = HttpListener(address, access), _FrontApp(self, access)
         self.workers: list[_Worker] = []
@@ -59,11 +69,13 @@ class GatewayPool:
     async def start(self) -> str:
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(_SECONDS))
         for number in range(1, self._count + 1):
+            settings = self._make, self._token, self._tell
+            if self._ray is not None:
+                self.workers.append(_RayWorker(self._ray, *settings))
+                continue
             port = self._port + number if self._port else 0
-            listening = bind_tcp(self._host, port, f"{self._host}:{port}")
-            self.workers.append(_Worker(self._make, self._token, listening, self._tell))
-        for worker in self.workers:
-            worker.start()
+            self.workers.append(_ProcessWorker(bind_tcp(self._host, port, f"{self._host}:{port}"), *settings))
+        await asyncio.gather(*(worker.start() for worker in self.workers))
         await self.ask_all("GET", "/health")  # it waits until they have started
         return await self._listener.start(self._app)
 
@@ -78,7 +90,7 @@ class GatewayPool:
     ) -> bytes:
         """The answer of a worker. Raises HttpError with its error."""
         assert self._http is not None
-        headers = {"Authorization": f"Bearer {self._token}", "Host": f"{host}:{worker.port}"}
+        headers = {"Authorization": f"Bearer {self._token}", "Host": f"{worker.host or host}:{worker.port}"}
         try:
             async with self._http.request(method, worker.url + path, data=body, headers=headers) as response:
                 content = await read_body(response)
@@ -110,40 +122,31 @@ class GatewayPool:
 
 
 class _Worker:
-    """The process of one gateway, started again when it dies."""
+    """One gateway in a process of its own, which is replaced when it ends."""
 
-    def __init__(
-        self, make: Callable[[], Gateway], token: str, listening: socket.socket, tell: Callable[[_Worker], Any]
-    ) -> None:
-        self.port: int = listening.getsockname()[1]
-        host = listening.getsockname()[0]
-        self.url = f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+    url = ""
+    host: str | None = None
+    """The machine on which it listens, if that is not this one."""
+    port = 0
+
+    def __init__(self, make: Callable[[], Gateway], token: str, tell: Callable[[_Worker], Any]) -> None:
         self.keys: set[str] = set()
         self.ended: OrderedDict[str, str] = OrderedDict()
         """The keys of sessions that ended, with the reason."""
         self.replaced = 0
-        self._make, self._token, self._listening, self._tell = make, token, listening, tell
+        self._make, self._token, self._tell = make, token, tell
         self._is_closing = False
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self) -> None:
-        alive, self._alive = multiprocessing.connection.Pipe(duplex=False)
-        arguments = (self._make, self._token, self._listening, dict(self.ended), alive)
-        process: Any = spawn_context().Process(target=_run, args=arguments, name=f"gateway-{self.port}")
-        process.start()
-        alive.close()
-        self._process = process
-        asyncio.get_running_loop().add_reader(process.sentinel, self._note_end)
+    async def start(self) -> None:
+        raise NotImplementedError
 
-    def _note_end(self) -> None:
-        process = self._process
-        asyncio.get_running_loop().remove_reader(process.sentinel)
-        process.join()
-        self._alive.close()
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    def _note_end(self, why: str) -> None:
         if self._is_closing:
             return
-        code = process.exitcode or 0
-        why = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         log.error("a process of the gateway ended (%s), with %s sessions; it is replaced", why, len(self.keys))
         for key in self.keys:
             self.end(key, f"the gateway's process of this session ended: {why}")
@@ -154,16 +157,47 @@ class _Worker:
         task.add_done_callback(self._tasks.discard)
 
     async def _replace(self) -> None:
-        await asyncio.sleep(_PAUSE_SECONDS)
-        if not self._is_closing:
-            self.start()
-            with contextlib.suppress(HttpError):
-                await self._tell(self)
+        while not self._is_closing:
+            await asyncio.sleep(_PAUSE_SECONDS)
+            try:
+                await self.start()
+                break
+            except Exception as error:  # such as an actor on a node that is gone too
+                log.warning("a process of the gateway does not start: %s", format_error(error).splitlines()[0])
+        with contextlib.suppress(HttpError):
+            await self._tell(self)
 
     def end(self, key: str, why: str) -> None:
         self.ended[key] = why
         if len(self.ended) > MOST_SESSIONS:
             self.ended.popitem(last=False)
+
+
+class _ProcessWorker(_Worker):
+    """A process on this machine. Its socket belongs to the pool, so that clients wait while it is replaced."""
+
+    def __init__(self, listening: socket.socket, *settings: Any) -> None:
+        super().__init__(*settings)
+        host, self.port = listening.getsockname()[:2]
+        self.url = f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        self._listening = listening
+
+    async def start(self) -> None:
+        alive, self._alive = multiprocessing.connection.Pipe(duplex=False)
+        arguments = (self._make, self._token, self._listening, dict(self.ended), alive)
+        process: Any = spawn_context().Process(target=_run, args=arguments, name=f"gateway-{self.port}")
+        process.start()
+        alive.close()
+        self._process = process
+        asyncio.get_running_loop().add_reader(process.sentinel, self._note_exit)
+
+    def _note_exit(self) -> None:
+        process = self._process
+        asyncio.get_running_loop().remove_reader(process.sentinel)
+        process.join()
+        self._alive.close()
+        code = process.exitcode or 0
+        self._note_end(f"killed by signal {-code}" if code < 0 else f"exit code {code}")
 
     async def close(self) -> None:
         self._is_closing = True
@@ -171,6 +205,54 @@ class _Worker:
         await asyncio.to_thread(self._process.join, 5)
         self._process.kill()
         self._listening.close()
+
+
+class _RayWorker(_Worker):
+    """An actor of a Ray cluster, with one CPU. It listens on the address of its node."""
+
+    def __init__(self, ray: Any, *settings: Any) -> None:
+        super().__init__(*settings)
+        self._ray = ray
+        self._actor_class = ray.remote(num_cpus=1, max_restarts=0)(_RayGateway)
+
+    async def start(self) -> None:
+        self._actor = self._actor_class.remote()
+        begun = [self._actor.__ray_ready__.remote()]
+        starting = self._actor.start.remote(pickle.dumps(self._make), self._token, dict(self.ended))
+        while True:
+            try:
+                self.host, self.port = await asyncio.wait_for(asyncio.shield(starting), SILENT_SECONDS)
+                break
+            except TimeoutError:
+                if (why := await asyncio.to_thread(why_waiting, self._ray, begun)) is not None:
+                    log.warning("%s; each process of the gateway needs one (-w)", why)
+        self.url = f"http://{self.host}:{self.port}"
+        loop, ended = asyncio.get_running_loop(), self._actor.run.remote().future()
+        ended.add_done_callback(lambda future: loop.call_soon_threadsafe(self._note_actor, future))
+
+    def _note_actor(self, future: Any) -> None:
+        error = future.exception()
+        self._note_end("ended" if error is None else f"{type(error).__name__}: {error}".splitlines()[0])
+
+    async def close(self) -> None:
+        self._is_closing = True
+        with contextlib.suppress(Exception):  # the actor or its cluster is already gone
+            await asyncio.to_thread(self._ray.kill, self._actor, no_restart=True)
+
+
+class _RayGateway:
+    async def start(self, make: bytes, token: str, ended: dict[str, str]) -> tuple[str, int]:
+        import ray
+
+        gateway = pickle.loads(make)()
+        gateway.ended.update(ended)
+        await gateway.connect()
+        host = ray.util.get_node_ip_address()
+        self._server = GatewayServer(gateway, f"{host}:0", token=token)
+        return host, int((await self._server.start()).rpartition(":")[2])
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()  # it ends with its actor
 
 
 def _run(
@@ -226,7 +308,7 @@ class _FrontApp(JsonApp):
         worker = self._worker_of(found.key)
         if worker is None:
             raise refuse_key(found.key, *(one.ended for one in self._pool.workers))
-        host = _find_host(scope["headers"])
+        host = worker.host or _find_host(scope["headers"])
         query = f"?{scope['query_string'].decode()}" if scope["query_string"] else ""
         place = f"http://{host}:{worker.port}/sessions/{found.key}/{found.path}{query}"
         raise HttpError(307, "elsewhere", f"this session is at {place}", location=place)
