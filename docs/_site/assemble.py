@@ -25,6 +25,7 @@ ELSEWHERE = {
     "examples/every_trainer/README.md": "examples/every_trainer.md",
     "examples/multiply/README.md": "examples/multiply.md",
     "examples/os_interaction/README.md": "examples/os_interaction.md",
+    "examples/train_agent/README.md": "examples/train_agent.md",
     "examples/train_tiny/README.md": "examples/train_tiny.md",
     "examples/turn_credit/README.md": "examples/turn_credit.md",
 }

@@ -2,6 +2,7 @@
 
     python tiny.py FOLDER                       # for letters.py
     python tiny.py FOLDER TARGET [SHARE]        # for any tasks with gold answers, until that share is right (0.4)
+    python tiny.py FOLDER TARGET SHARE TEXT     # and for agents that have a draft, and then ask for TEXT
 
 Engines refuse attention heads of less than 32 numbers. For letters.py the warm-up teaches it to write a few letters and
 digits, of which four in ten are small letters, and to end its turn: a model that never ends one has no second turn. For
@@ -91,16 +92,24 @@ def chat(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> tuple[list[i
     return ids, said
 
 
-def teach(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, target: str, share: float) -> None:
-    """Supervised steps on gold answers, until so many are right."""
+def teach(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, target: str, share: float, follow_up: str | None
+) -> None:
+    """Supervised steps on gold answers, until so many are right. Every second chat has a draft, which is the gold
+    answer of any task, and a follow-up."""
     taskset, rng = load_taskset(target), random.Random(0)
     tasks = list(taskset.select_tasks())
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(1000):
         some = rng.choices(tasks, k=64)
-        asked = [
-            tokenizer.apply_chat_template(task.messages, tokenize=False, add_generation_prompt=True) for task in some
-        ]
+        chats = [task.messages for task in some]
+        if follow_up is not None:
+            drafts = [taskset.gold(task) for task in rng.choices(tasks, k=32)]
+            chats[::2] = [
+                [*chat, {"role": "assistant", "content": draft}, {"role": "user", "content": follow_up}]
+                for chat, draft in zip(chats[::2], drafts, strict=True)
+            ]
+        asked = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
         told = [f"{taskset.gold(task)}{tokenizer.eos_token}" for task in some]
         whole = tokenizer([a + b for a, b in zip(asked, told, strict=True)], padding=True, return_tensors="pt")
         logits = model(**whole).logits[:, :-1]
@@ -119,15 +128,16 @@ def teach(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, target: s
     raise RuntimeError(f"the warm-up did not get {share} of the answers right")
 
 
-def main(folder: str, target: str | None = None, share: float = 0.4) -> None:
+def main(folder: str, target: str | None = None, share: float = 0.4, follow_up: str | None = None) -> None:
     torch.manual_seed(0)
+    random.seed(0)  # gold answers may be drawn
     torch.set_num_threads(1)  # the model is too small for more
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
     if target is None:
         warm_up(model, tokenizer)
     else:
-        teach(model, tokenizer, target, float(share))
+        teach(model, tokenizer, target, float(share), follow_up)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -20,6 +20,7 @@ RAY = (
     "test_dataset_ray.py",
     "test_pool_ray.py",
     "test_skyrl.py",
+    "test_train_agent.py",
     "test_verl.py",
     "test_verl_loop.py",
 )

@@ -45,7 +45,7 @@ FENCE = re.compile(r"^(?P<indent> *)(?P<fence>```+)(?P<kind>\w*)\n(?P<body>.*?)^
 CAPTION = re.compile(r"`([^`\n]+)`:\n\n$")
 PORT = re.compile(r"(?<![\w.])(?:(127\.0\.0\.1|localhost|0\.0\.0\.0)?:|(--port ))(\d{4})\b")
 LISTENS = re.compile(r"--(?:zmq|http|openenv|port|metrics) \S*?(\d{4,5})\b")
-SERVES = re.compile(r"(\w+=\S+ )*treetune (serve|register|view|gateway)\b(?!.* --mcp$)(?!.* --export)")
+SERVES = re.compile(r"(\w+=\S+ )*treetune (serve|register|view|gateway(?! verify))\b(?!.* --mcp$)(?!.* --export)")
 """Commands that go on until they are ended."""
 WHY_NOT = {
     r"^pip |install_hook": "changes the reader's Python; .ci/run installs the package as the README says",
@@ -60,7 +60,7 @@ WHY_NOT = {
     r"skyrl:my_env": "needs skyrl-gym; tests/trainers/test_skyrl.py",
     r"my_recipe\.py|treetune_recipe": "needs verl and GPUs; tests/trainers/test_verl.py",
     r"^python train\.py --prompt-data": "needs slime and GPUs; tests/trainers/test_slime.py",
-    r"cpu_training\.py|curves\.py": "takes an hour, of the whole repository; tests/trainers/test_cpu_training.py",
+    r"(cpu|agent)_training\.py|curves\.py": "takes up to an hour; tests/trainers/test_cpu_training.py",
     r"python (tiny|train)\.py": "needs TRL; tests/trainers/test_trl.py",
     r"vf-eval|verifiers:": "needs verifiers; tests/trainers/test_verifiers_export.py",
     r"AgentBench|agentbench:|os_interaction/": "needs a checkout of AgentBench; tests/builtin/test_agentbench.py",

@@ -55,6 +55,7 @@ TRL = (
     [
         "trl==1.16.0", "transformers==5.22.2", "accelerate==1.15.0", "datasets==5.2.0", "pytest>=8.2", "pillow==13.0.0",
         "requests==2.32.5",  # its asynchronous trainer asks the server of the model by it
+        "openai==3.51.0",  # of examples/train_agent
     ],
 )  # fmt: skip
 VERL = (
