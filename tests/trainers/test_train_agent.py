@@ -13,7 +13,6 @@ from treetune.gateway import AgentPolicy
 from treetune.runs.token_check import TokenCheck
 from treetune.tasksets.target import load_taskset
 
-DOCS = EXAMPLE.parents[1] / "docs" / "agents.md"
 EXACT = 1e-4
 """How far probabilities of an engine and a trainer may be apart: both compute in single precision."""
 
