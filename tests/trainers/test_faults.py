@@ -136,7 +136,7 @@ def by_trl_async(server: Server, fault: str, patch: pytest.MonkeyPatch) -> list[
         args = SimpleNamespace(
             vllm_server_base_url=vllm.url, vllm_server_timeout=10, request_timeout=1 if fault is LATE else 60,
             num_generations=2, max_completion_length=16, temperature=1.0, top_p=1.0, top_k=0, min_p=None,
-            repetition_penalty=1.0, chat_template_kwargs=None, max_inflight_tasks=2, queue_maxsize=8,
+            repetition_penalty=1.0, chat_template_kwargs=None, max_inflight_tasks=2, queue_maxsize=8, seed=42,
         )  # fmt: skip
         given = tasks.async_trainer_arguments("MODEL", args, 1, processing_class=Letters(plain))
         worker = given["rollout_worker"]
