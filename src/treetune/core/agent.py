@@ -1,4 +1,4 @@
-"""An `Agent` plays a whole episode by itself: a program that somebody else wrote, and that calls its model as it likes.
+"""An `Agent` plays a whole episode by itself. It is a program with a loop of its own, and calls its model as it likes.
 
     run = await agent.play(Assignment(problem="How many files are in /tmp?", task=task, machine=machine))
     run.answer, run.tokens
